@@ -1,0 +1,178 @@
+"""The ways to keep data-parallel workers in step, each written once.
+
+A protocol is a frozen record of its settings and one generator, `run(w)`: the paper's pseudo-code on
+the verbs of `offbeat.worker.Worker`. When `w.running` turns false its loop ends, and what follows the
+loop drains what is still in flight.
+
+Symbols: x parameters, η learning rate, g gradient, n workers, k a worker's own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from offbeat.worker import Handle, Until, Worker, passed
+
+Program = Generator[Handle, None, None]
+
+MERGES = ("mix", "delta")
+
+
+class Protocol:
+    """Base of every protocol.
+
+    `home` tells where the parameters live while it runs: `"replicas"` (each member holds all of them)
+    or `"shards"` (each holds one slice). `word` is its name in a plan's text.
+    """
+
+    home: ClassVar[str] = "replicas"
+    word: ClassVar[str]
+
+    def run(self, w: Worker) -> Program:
+        raise NotImplementedError
+
+    def current(self, w: Worker) -> Protocol:
+        """The protocol in charge at `w`'s units and progress (a `Switch` holds several)."""
+        return self
+
+    def __str__(self) -> str:
+        from offbeat.plan import to_text
+
+        return to_text(self)
+
+
+@dataclass(frozen=True)
+class BSP(Protocol):
+    """Bulk synchronous parallel, the mini-batch SGD that DDP computes:
+
+        x_{k+1} = x_k − η · (1/n) Σ_j g(x_k, s_k^j)
+
+    Every step waits for all members. Sync-Switch's first protocol; DaSGD's baseline.
+    """
+
+    word: ClassVar[str] = "bsp"
+
+    def run(self, w: Worker) -> Program:
+        while w.running:
+            yield w.gradient(mean=True)
+            w.step()
+
+
+@dataclass(frozen=True)
+class LocalSGD(Protocol):
+    """Local SGD (Stich 2019; DaSGD, fig. 3b): every worker steps alone and all adopt the mean of their
+    parameters and floating-point buffers after each `period` steps (τ in the DaSGD paper):
+
+        x_{k+1} = x_k − η g(x_k);   x ← (1/n) Σ_j x^j   when τ divides k
+    """
+
+    word: ClassVar[str] = "local"
+    period: int = 4
+
+    def __post_init__(self) -> None:
+        _whole("local", "period", self.period, 1)
+
+    def run(self, w: Worker) -> Program:
+        while w.running:
+            yield w.gradient()
+            w.step()
+            if w.clock % self.period == 0:
+                mean = w.average()
+                yield mean
+                w.mix(mean, keep=0)
+
+
+@dataclass(frozen=True)
+class DaSGD(Protocol):
+    """Local SGD whose average lands `delay` steps late, hidden behind them (Zhou et al., "DaSGD:
+    Squeezing SGD Parallelization Performance in Distributed Training Using Delayed Averaging").
+
+    After every `period` local steps (τ) a worker starts averaging a snapshot x̃ of its parameters; the
+    mean is merged after `delay` more steps (d), 0 ≤ d < τ:
+
+        merge="mix", the paper's:  x ← ξ·x + (1 − ξ)·mean        ξ is `keep`, the local share
+        merge="delta":             x ← x + (1 − ξ)·(mean − x̃)    keeps the d steps taken meanwhile whole
+
+    The paper chooses the smallest d with t_c < d·t_p (one average takes less time than d steps), and
+    τ = d + 1. `delay=0, keep=0` is LocalSGD.
+    """
+
+    word: ClassVar[str] = "dasgd"
+    period: int = 2
+    delay: int = 1
+    keep: float = 0.25
+    merge: str = "mix"
+
+    def __post_init__(self) -> None:
+        _whole("dasgd", "period", self.period, 1)
+        _whole("dasgd", "delay", self.delay, 0)
+        if self.delay >= self.period:
+            raise ValueError(
+                f"dasgd needs 0 <= delay < period, so that one average lands before the next starts; "
+                f"got delay={self.delay}, period={self.period}"
+            )
+        number = isinstance(self.keep, int | float) and not isinstance(self.keep, bool)
+        if not number or not 0 <= self.keep < 1:
+            raise ValueError(f"dasgd needs 0 <= keep < 1, the local share of a merge; got keep={self.keep}")
+        if self.merge not in MERGES:
+            raise ValueError(f"dasgd knows merge=mix and merge=delta; got merge={self.merge}")
+
+    def run(self, w: Worker) -> Program:
+        merge = w.mix if self.merge == "mix" else w.shift
+        mean: Handle | None = None
+        while w.running:
+            yield w.gradient()
+            w.step()
+            if w.clock % self.period == 0:
+                mean, due = w.average(snapshot=self.merge == "delta"), w.clock + self.delay
+            if mean and w.clock == due:
+                yield mean
+                merge(mean, self.keep)
+                mean = None
+        if mean:  # a switch or the end came first: take the average now
+            yield mean
+            merge(mean, self.keep)
+
+
+@dataclass(frozen=True)
+class Switch(Protocol):
+    """`first` up to `at`, then `then`. Sync-Switch (Li et al., "Sync-Switch: Hybrid Parameter
+    Synchronization for Distributed Deep Learning") is BSP, then ASP.
+
+    `at` is a share of the job's progress (a float, 0.0 to 1.0) or a number of units (an int). Where
+    switches nest, every `at` counts from the job's beginning.
+    """
+
+    word: ClassVar[str] = "switch"
+    first: Protocol
+    then: Protocol
+    at: float | int
+
+    def __post_init__(self) -> None:
+        for part in (self.first, self.then):
+            if not isinstance(part, Protocol):
+                raise TypeError(f"a switch joins two protocols, such as BSP(); got {part!r}")
+        if isinstance(self.at, int) and not isinstance(self.at, bool) and self.at >= 0:
+            return
+        if not (isinstance(self.at, float) and 0 <= self.at <= 1):
+            raise ValueError(
+                f"a switch happens at a share of the progress, 0.0 to 1.0, or at a whole number of units; "
+                f"got at={self.at!r}"
+            )
+
+    def current(self, w: Worker) -> Protocol:
+        return (self.then if passed(w, self.at) else self.first).current(w)
+
+    def run(self, w: Worker) -> Program:
+        if not passed(w, self.at):
+            yield from self.first.run(Until(w, self.at))
+            if passed(w, self.at):  # not so when a checkpoint interrupts it
+                yield w.settle(then=self.then.current(w))
+        yield from self.then.run(w)
+
+
+def _whole(word: str, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{word} needs a whole {name} of at least {least}; got {name}={value!r}")

@@ -1,0 +1,143 @@
+"""The port between a protocol and an engine: read this before writing a protocol.
+
+A protocol says *when* workers wait for each other, a worker says *what* happens. The verbs below
+start something and return at once; those that take time return a `Handle`, and a protocol waits by
+yielding it. Yielding is the only place where a protocol waits, so the same generator runs over real
+processes, over virtual workers in virtual time, and over a list in a unit test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offbeat.protocols import Protocol
+
+
+class Handle(ABC):
+    """Something that was started. `wait` is the one place where engines differ."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when it has happened; raises what went wrong if it could not."""
+
+
+class Ready(Handle):
+    """A handle of something that had nothing to wait for."""
+
+    def wait(self) -> None:
+        return None
+
+
+class Batch(Handle):
+    """The handle of `gradient`: whoever drives the protocol hands control back to the user's loop,
+    and resumes the protocol when the user calls `sync.step()`."""
+
+    def wait(self) -> None:
+        raise RuntimeError("a batch is the user's to compute: drive the protocol by sync.step()")
+
+
+class Worker(ABC):
+    """One worker, as its protocol sees it. Symbols: x are this worker's parameters."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This worker's number, 0 to `offbeat.world_size() - 1`; it never changes."""
+
+    @property
+    @abstractmethod
+    def members(self) -> Sequence[int]:
+        """Ranks of the workers that take part now, ascending."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> int:
+        """Optimizer steps this worker has taken (never micro-batches)."""
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """Mini-batches done by all workers together. The same on every member at equal clocks."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> float:
+        """Share of the job's work done by all workers together: `units / total`."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether there is another step to take. A protocol ends its loop, and then drains what it
+        has in flight, when this turns false: at the end, at a switch, at a checkpoint."""
+
+    @abstractmethod
+    def gradient(self, mean: bool = False) -> Handle:
+        """Asks the user's loop for the next gradient. When the coming backward has returned, `.grad`
+        holds this worker's own gradient, or the members' mean (reduced bucket by bucket during
+        backward). Yielding the handle gives control back to the user's loop."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """The user's optimizer steps with what is in `.grad`. Ticks `clock`."""
+
+    @abstractmethod
+    def average(self, snapshot: bool = False) -> Handle:
+        """Starts averaging a snapshot of parameters and floating-point buffers over the members.
+        `snapshot=True` also keeps what this worker sent, which `shift` needs."""
+
+    @abstractmethod
+    def mix(self, mean: Handle, keep: float) -> None:
+        """x ← keep·x + (1 − keep)·mean, once `mean` was waited for."""
+
+    @abstractmethod
+    def shift(self, mean: Handle, keep: float) -> None:
+        """x ← x + (1 − keep)·(mean − snapshot): the steps taken since the snapshot are not scaled."""
+
+    @abstractmethod
+    def settle(self, then: Protocol | None = None) -> Handle:
+        """Nothing in flight; every member holds the same parameters, buffers and optimizer state (a
+        copy when they already do, a mean when they don't). `then` is the protocol that comes next:
+        the engine carries the hyper-parameters over to it and journals the switch."""
+
+
+class Until(Worker):
+    """The same worker, `running` only up to a boundary: a share of the progress, or units."""
+
+    def __init__(self, worker: Worker, at: float | int):
+        self._worker, self._at = worker, at
+
+    @property
+    def running(self) -> bool:
+        return self._worker.running and not passed(self._worker, self._at)
+
+    rank = property(lambda self: self._worker.rank)
+    members = property(lambda self: self._worker.members)
+    clock = property(lambda self: self._worker.clock)
+    units = property(lambda self: self._worker.units)
+    progress = property(lambda self: self._worker.progress)
+
+    def gradient(self, mean: bool = False) -> Handle:
+        return self._worker.gradient(mean)
+
+    def step(self) -> None:
+        self._worker.step()
+
+    def average(self, snapshot: bool = False) -> Handle:
+        return self._worker.average(snapshot)
+
+    def mix(self, mean: Handle, keep: float) -> None:
+        self._worker.mix(mean, keep)
+
+    def shift(self, mean: Handle, keep: float) -> None:
+        self._worker.shift(mean, keep)
+
+    def settle(self, then: Protocol | None = None) -> Handle:
+        return self._worker.settle(then)
+
+
+def passed(worker: Worker, at: float | int) -> bool:
+    """Whether the job has come to `at`: units if an integer, else a share of the progress."""
+    return worker.units >= at if isinstance(at, int) else worker.progress >= at
