@@ -1,0 +1,1 @@
+"""The real engine: processes over torch.distributed."""

@@ -1,0 +1,141 @@
+"""Process groups of one membership epoch.
+
+No process group outlives its members: whenever the members change, a new epoch builds its own groups
+over a prefix of the job's store, and the old one is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+# Liveness is not judged by collectives: a straggler may take its time (DESIGN section 5).
+PATIENCE = timedelta(hours=12)
+
+
+class PeerLost(RuntimeError):
+    """A collective failed because a worker went away."""
+
+
+class Work:
+    """A collective under way. `wait` returns when its tensor holds the result (on CUDA: when the
+    current stream will see it), or raises `PeerLost`."""
+
+    def __init__(self, epoch: Epoch, work: Any, name: str):
+        self._epoch, self._work, self._name = epoch, work, name
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._epoch.close()
+            raise PeerLost(
+                f"a worker went away during {self._name} (members {list(self._epoch.members)}): {error}"
+            ) from error
+        self._work = None
+
+
+class Epoch:
+    """The members of one stretch of a job and the groups that join them.
+
+    Three groups, so that an average under way never delays a gradient, and neither delays the small
+    words of the control group: `control` (always gloo), `gradients` and `averages` (gloo, or NCCL on
+    CUDA). An epoch of one member has no groups: its collectives are done at once.
+    """
+
+    def __init__(
+        self, number: int, members: Sequence[int], rank: int, store: Store | None, device: torch.device
+    ):
+        self.number, self.members, self.rank = number, tuple(members), rank
+        self.index, self.size = self.members.index(rank), len(self.members)
+        self._groups: dict[str, Any] = {}
+        self._sockets: set[int] = set()
+        if self.size == 1:
+            return
+        if store is None:
+            raise ValueError(f"{self.size} members need a store to meet in")
+        before = _sockets()
+        for name in ("control", "gradients", "averages"):
+            place = PrefixStore(f"epoch{number}/{name}", store)
+            on = torch.device("cpu") if name == "control" else device
+            self._groups[name] = _group(place, self.index, self.size, on)
+        self._sockets = _sockets() - before
+
+    def _of(self, group: str, tensor: torch.Tensor) -> Any:
+        """NCCL moves nothing that lies in the CPU's memory: the control group does."""
+        return self._groups["control" if tensor.device.type == "cpu" and self._mixed(group) else group]
+
+    def _mixed(self, group: str) -> bool:
+        return not isinstance(self._groups[group], ProcessGroupGloo)
+
+    def _start(self, what: str, group: str, tensor: torch.Tensor, start: Any) -> Work:
+        if self.size == 1:
+            return Work(self, None, what)
+        try:
+            return Work(self, start(self._of(group, tensor)), what)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(f"a worker went away before {what}: {error}") from error
+
+    def sum(self, tensor: torch.Tensor, group: str) -> Work:
+        """Starts summing `tensor` (contiguous) over the members, in place."""
+        return self._start(f"a sum of {group}", group, tensor, lambda g: g.allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, source: int, group: str = "averages") -> Work:
+        """Starts copying `tensor` from the member with rank `source` to all, in place."""
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = self.members.index(source)
+        return self._start("a broadcast", group, tensor, lambda g: g.broadcast([tensor], options))
+
+    def gather(self, row: torch.Tensor) -> tuple[torch.Tensor, Work]:
+        """Starts gathering one row of bytes (on the CPU, the same length everywhere) from each member;
+        the result is [size, len(row)], in the order of `members`."""
+        rows = torch.empty((self.size, row.numel()), dtype=row.dtype)
+        if self.size == 1:
+            rows[0] = row
+        work = self._start("an exchange", "control", row, lambda g: g._allgather_base(rows.view(-1), row))
+        return rows, work
+
+    def close(self) -> None:
+        """Shuts the epoch's connections, so that every member waiting in one of its collectives learns
+        at once that the epoch is over (gloo tells only the neighbours of a worker that died)."""
+        for fd in self._sockets:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        self._sockets = set()
+
+    def leave(self) -> None:
+        """Lets go of the groups: the epoch ended in agreement, nothing is under way."""
+        self._groups, self._sockets = {}, set()
+
+
+def _group(store: Store, index: int, size: int, device: torch.device) -> Any:
+    if device.type == "cuda":
+        from torch.distributed import ProcessGroupNCCL
+
+        return ProcessGroupNCCL(store, index, size, ProcessGroupNCCL.Options())
+    return ProcessGroupGloo(store, index, size, PATIENCE)
+
+
+def _sockets() -> set[int]:
+    """Open TCP connections of this process, by descriptor."""
+    found = set()
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            fd = int(name)
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as connection:
+                    connection.getpeername()
+                    if connection.family in (socket.AF_INET, socket.AF_INET6):
+                        found.add(fd)
+    return found

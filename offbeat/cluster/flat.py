@@ -1,0 +1,54 @@
+"""Many tensors as a few contiguous buffers, one per dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Layout:
+    """How a list of tensors lies in flat buffers.
+
+    Tensors of one dtype and device share a buffer, in their order; complex ones lie as pairs of reals.
+    `views(buffers)` gives tensors of the original shapes that alias the buffers.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.shapes = [t.shape for t in tensors]
+        self.complex = [t.is_complex() for t in tensors]
+        self._place: list[tuple[int, int, int]] = []  # buffer, offset, length
+        kinds: dict[tuple[torch.dtype, torch.device], int] = {}
+        self.sizes: list[int] = []
+        for tensor in tensors:
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            buffer = kinds.setdefault((real.dtype, real.device), len(kinds))
+            if buffer == len(self.sizes):
+                self.sizes.append(0)
+            self._place.append((buffer, self.sizes[buffer], real.numel()))
+            self.sizes[buffer] += real.numel()
+        self.kinds = list(kinds)
+
+    def empty(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """New buffers; `dtype` replaces float32 (what goes over the wire in fewer bits)."""
+        return [
+            torch.empty(size, dtype=dtype if dtype and kind[0] == torch.float32 else kind[0], device=kind[1])
+            for size, kind in zip(self.sizes, self.kinds, strict=True)
+        ]
+
+    def views(self, buffers: Sequence[Tensor]) -> list[Tensor]:
+        found = []
+        for (buffer, offset, length), shape, paired in zip(
+            self._place, self.shapes, self.complex, strict=True
+        ):
+            piece = buffers[buffer][offset : offset + length]
+            found.append(torch.view_as_complex(piece.view(*shape, 2)) if paired else piece.view(shape))
+        return found
+
+
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies each source into its target, without a gradient."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(list(targets), list(sources))

@@ -1,0 +1,474 @@
+"""The real engine's worker while every member holds all parameters: BSP, LocalSGD, DaSGD.
+
+Rules that hold at every line of this file:
+- Members take the same collectives in the same order. Each starts with an exchange of words
+  (`control.py`), and the words of one are read before the next begins.
+- What the members agreed on (`units`, who has left) changes only when words are read.
+- A worker that leaves takes part in the others' collectives until one of them has carried its last
+  step away; then the members shrink, in a new epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from offbeat.cluster.average import Averager, Mean
+from offbeat.cluster.control import COMMITS, Event, Exchange, Word
+from offbeat.cluster.epoch import PATIENCE, Epoch
+from offbeat.cluster.flat import Layout, copy
+from offbeat.cluster.reducer import Reducer
+from offbeat.cluster.state import State, check, collect, receive, union
+from offbeat.hyper import Configuration, Schedules, applied
+from offbeat.journal import Journal
+from offbeat.meter import Meter
+from offbeat.protocols import BSP, Protocol
+from offbeat.worker import Batch, Handle, Worker
+
+
+class Landing(Handle):
+    """An average under way, and the words that went with it."""
+
+    def __init__(self, worker: ReplicaWorker, mean: Mean | None, exchange: Exchange | None):
+        self._worker, self.mean, self._exchange = worker, mean, exchange
+
+    def wait(self) -> None:
+        if self.mean is not None and self._exchange is not None:
+            words = self._exchange.read()
+            self.mean.wait()
+            self._worker.take_scale(words)
+            self._worker.regroup()
+
+
+class Settling(Handle):
+    """A settle; nothing happens before `wait`."""
+
+    def __init__(self, worker: ReplicaWorker, then: Protocol | None):
+        self._worker, self._then = worker, then
+
+    def wait(self) -> None:
+        begun = time.perf_counter()
+        self._worker.settle_now()
+        if self._then is not None:
+            self._worker.enter(self._then, begun, time.perf_counter())
+
+
+class ReplicaWorker(Worker):
+    """One real worker. `total` (units of the whole job) may be set after construction, before the
+    first step."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        device: torch.device,
+        store: Any,
+        state: State,
+        config: Configuration,
+        wire: torch.dtype | None,
+        journal: Journal,
+    ):
+        self._rank, self._world, self._device, self._store = rank, world, device, store
+        self.state, self.config, self.journal = state, config, journal
+        self.meter, self.schedules = Meter(), Schedules()
+        self.total: int | None = None
+        self.interrupted = False
+        self.scaler: Any = None
+        self.protocol: Protocol = BSP()
+        self._entered = False
+        self.after_step: Callable[[], None] = lambda: None
+        self._clock = 0
+        self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
+        self._live = 1  # members whose gradient is in the last mean
+        self._mean = False
+        self._own = False  # whether the members' parameters may differ
+        self._bsp_left: float | None = None
+        self._settled: tuple[int, int] | None = None
+        self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
+        self._meeting = 0.0
+        self._last: Exchange | None = None
+        self._departed: set[int] = set()
+        begun = time.perf_counter()
+        self.epoch = Epoch(0, range(world), rank, store, device)
+        self.rendezvous_ms = (time.perf_counter() - begun) * 1e3
+        self.reducer = Reducer(state.parameters, state.names, wire)
+        self.averager = Averager(state.averaged, wire)
+        self._same_model()
+        begun = time.perf_counter()
+        if world > 1:
+            receive(self.epoch, state, self.epoch.members[0])
+        self.broadcast_ms = (time.perf_counter() - begun) * 1e3
+
+    # Facts
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def members(self) -> Sequence[int]:
+        return self.epoch.members
+
+    @property
+    def clock(self) -> int:
+        return self._clock
+
+    @property
+    def units(self) -> int:
+        return self._agreed + max(self._clock - self._since, 0) * self.epoch.size
+
+    @property
+    def progress(self) -> float:
+        return self.units / self._whole()
+
+    @property
+    def running(self) -> bool:
+        self._asked = time.perf_counter()
+        return not self.interrupted and self.units < self._whole()
+
+    def _whole(self) -> int:
+        if self.total is None:
+            raise RuntimeError(
+                "the job's length is not known yet: with epochs=, take the batches from sync.batches(...); "
+                "otherwise give Synchronizer(..., total=UNITS)"
+            )
+        return self.total
+
+    @property
+    def parted(self) -> bool:
+        """Whether the members' parameters may differ now."""
+        return self._own and self.epoch.size > 1
+
+    # Verbs
+
+    def gradient(self, mean: bool = False) -> Handle:
+        self._mean = mean
+        if mean:
+            self._catch_up()  # never without: it would wait for words that an average left under way
+        if mean and self.epoch.size > 1:
+            self.reducer.arm(self.epoch, self._reducing)
+        elif self.reducer.armed:
+            self.reducer.disarm()
+        return Batch()
+
+    def step(self) -> None:
+        members = self._live if self._mean else self.epoch.size
+        progress = self.progress
+        since_bsp = None if self._bsp_left is None else progress - self._bsp_left
+        lr = self.config.lr_factor(self.protocol, members, progress)
+        momentum = self.config.momentum_factor(self.protocol, members, since_bsp)
+        with applied(self.state.optimizers, lr, momentum):
+            self.meter.lr = float(self.state.optimizers[0].param_groups[0]["lr"])
+            for optimizer in self.state.optimizers:
+                if self.scaler is None:
+                    optimizer.step()
+                else:
+                    self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        for p in self.state.parameters:
+            p.grad = None
+        self._clock += 1
+        if self._mean:
+            self._agreed, self._since = self._agreed + self._live, self._clock
+        else:
+            self._own = True
+        self._settled = None
+        self.schedules.move(self.units, self._whole())
+        self.after_step()
+
+    def average(self, snapshot: bool = False) -> Handle:
+        if self.epoch.size == 1:  # nobody to average with: plain PyTorch
+            self._agreed, self._since = self.units, self._clock
+            return Landing(self, None, None)
+        exchange = self._exchange(Event.AVERAGE)
+        return Landing(self, self.averager.start(self.epoch, snapshot), exchange)
+
+    def mix(self, mean: Handle, keep: float) -> None:
+        assert isinstance(mean, Landing)
+        if mean.mean is not None:
+            mean.mean.mix(keep)
+
+    def shift(self, mean: Handle, keep: float) -> None:
+        assert isinstance(mean, Landing)
+        if mean.mean is not None:
+            mean.mean.shift(keep)
+
+    def settle(self, then: Protocol | None = None) -> Handle:
+        return Settling(self, then)
+
+    # Words
+
+    def _exchange(self, event: Event, **fields: int) -> Exchange:
+        self._catch_up()
+        scale, growth = _scale(self.scaler)
+        word = Word(event, self._clock, self._clock - self._since, scale=scale, growth=growth, **fields)
+        self._last = Exchange(self.epoch, word, len(self.state.parameters), self._heard)
+        return self._last
+
+    def _reducing(self, unused: int) -> Exchange:
+        return self._exchange(Event.REDUCE, unused=unused)
+
+    def _heard(self, exchange: Exchange) -> None:
+        words, staying = exchange.read(), exchange.staying()
+        event = staying[0].event if staying else Event.LEAVE
+        if event == Event.REDUCE:
+            self._live = len(staying)
+        elif event in (*COMMITS, Event.LEAVE):
+            clock = staying[0].clock if staying else self._clock
+            self._agreed += sum(word.units for word in words)
+            self._since = clock
+        if event in COMMITS:
+            self._departed |= {r for r, w in zip(exchange.epoch.members, words, strict=True) if w.leaving}
+
+    def _catch_up(self) -> None:
+        if self._last is not None:
+            self._last.read()
+            self.regroup()
+
+    def regroup(self) -> None:
+        """Goes on in a new epoch when members have left."""
+        if not self._departed or self._rank in self._departed:
+            return
+        staying = [r for r in self.epoch.members if r not in self._departed]
+        left, self._departed = sorted(self._departed), set()
+        # What is still under way in the old epoch holds on to its groups until it lands.
+        self.epoch = Epoch(self.epoch.number + 1, staying, self._rank, self._store, self._device)
+        if self.reducer.armed:
+            if self.epoch.size > 1:
+                self.reducer.rearm(self.epoch)
+            else:
+                self.reducer.disarm()
+        self._live = min(self._live, self.epoch.size)
+        self._last = None
+        self.journal.record(
+            "members",
+            epoch=self.epoch.number,
+            members=list(self.epoch.members),
+            reason=f"{'ranks' if len(left) > 1 else 'rank'} {', '.join(map(str, left))} ran out of data",
+        )
+
+    def backward_returned(self) -> None:
+        """The user's backward has returned: `.grad` becomes what the protocol promised."""
+        if self.reducer.started:
+            with self.meter.waiting():
+                self.reducer.finish()
+                self._catch_up()
+
+    def take_scale(self, words: Sequence[Word]) -> None:
+        """Members go on with the smallest GradScaler scale among them, or one rank's step would be
+        silently wrong (DESIGN 4.6)."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return
+        least = min([_scale(self.scaler), *((w.scale, w.growth) for w in words if w.scale > 0)])
+        if least != _scale(self.scaler):
+            self.scaler.load_state_dict(
+                {**self.scaler.state_dict(), "scale": least[0], "_growth_tracker": least[1]}
+            )
+
+    # Settling, switching, leaving
+
+    def settle_now(self) -> None:
+        """After it all members hold the same, whatever came before. Costs nothing when they already do."""
+        if self._settled == (self._clock, self.epoch.number) or self.epoch.size == 1:
+            self._agreed, self._since, self._meeting = self.units, self._clock, 0.0
+            return
+        begun = time.perf_counter()
+        words = self._exchange(Event.SETTLE, **self._standing()).read()
+        self._meeting = time.perf_counter() - begun
+        self._settle_with(words)
+        self.regroup()
+        self._settled = (self._clock, self.epoch.number)
+
+    def _standing(self) -> dict[str, int]:
+        """Whether this member's state may differ from the others', and what shape it has."""
+        return {"flag": int(self._own), "mark": self.state.mark() if self._own else 0}
+
+    def _settle_with(self, words: Sequence[Word]) -> None:
+        own = any(word.flag for word in words)
+        if len({word.mark for word in words}) > 1:
+            self.state.conform(union(collect(self.epoch, json.dumps(self.state.describe()))))
+        self.state.average(self.epoch, own)
+        self.take_scale(words)
+        self._own = False
+        self.averager.release()
+
+    def begin(self, protocol: Protocol) -> None:
+        """The plan begins or goes on with `protocol`, all members holding the same."""
+        if not self._entered or protocol != self.protocol:
+            self._entered = True
+            self.enter(protocol)
+        self.refer()
+
+    def enter(self, protocol: Protocol, begun: float | None = None, settled: float | None = None) -> None:
+        """`protocol` takes charge; with times, it is a switch whose cost is journalled."""
+        before, self.protocol = self.protocol, protocol
+        if isinstance(protocol, BSP):
+            self._bsp_left = None
+        elif isinstance(before, BSP) and begun is not None:
+            self._bsp_left = self.progress
+        self.refer()
+        where = {"units": self.units, "progress": round(self.progress, 6)}
+        if begun is not None and settled is not None:
+            self.journal.record(
+                "switch",
+                **{"from": str(before), "to": str(protocol)},
+                **where,
+                drain_ms=round((begun - self._asked) * 1e3, 3),
+                meet_ms=round(self._meeting * 1e3, 3),
+                settle_ms=round((settled - begun - self._meeting) * 1e3, 3),
+                transfer_ms=round((time.perf_counter() - settled) * 1e3, 3),
+            )
+        self.journal.record("phase", protocol=str(protocol), **where)
+
+    def refer(self) -> None:
+        """A local protocol begins or goes on while all members hold the same."""
+        if not isinstance(self.protocol, BSP) and self.epoch.size > 1:
+            self.averager.refer()
+
+    def leave(self) -> None:
+        """This worker has no more data. It helps the others with what they have begun, and returns when
+        the job is over and it holds the job's final state."""
+        while self.epoch.size > 1:
+            epoch, exchange = self.epoch, self._exchange(Event.LEAVE, **self._standing())
+            staying = exchange.staying()
+            if not staying:  # everybody leaves: this is the end
+                break
+            event = staying[0].event
+            if event == Event.REDUCE:
+                self.reducer.shadow(epoch)
+            elif event == Event.AVERAGE:
+                self.averager.start(epoch, snapshot=False).wait()
+            elif event == Event.SETTLE:
+                self._settle_with(exchange.read())
+            elif event == Event.CONSENSUS:
+                with self._consensus_with(exchange.read()):
+                    pass
+            if event in COMMITS:
+                self._rejoin()
+                return
+        self.settle_now()
+        self.finish()
+
+    def finish(self) -> None:
+        """The job's end, for those who stayed: whoever left earlier gets the final state."""
+        if self.epoch.size == self._world:
+            return
+        number = self.epoch.number + 1
+        source = self.epoch.members[0]
+        if self._rank == source:
+            self._store.set("final", json.dumps({"epoch": number, "source": source}))
+        self._meet_all(number, source)
+
+    def _rejoin(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._store.set_timeout(PATIENCE)
+        self._store.wait(["final"], timedelta(seconds=PATIENCE.total_seconds()))
+        final = json.loads(self._store.get("final"))
+        self._meet_all(final["epoch"], final["source"])
+        self.journal.record(
+            "members",
+            epoch=self.epoch.number,
+            members=list(self.members),
+            reason="the end: those who left return",
+        )
+
+    def _meet_all(self, number: int, source: int) -> None:
+        self._last, self._departed = None, set()
+        self.epoch = Epoch(number, range(self._world), self._rank, self._store, self._device)
+        receive(self.epoch, self.state, source)
+        self.set_position(json.loads(share_position(self)))
+
+    # Consensus
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, the modules hold the members' mean; afterwards what they held before, to the bit."""
+        if self.epoch.size == 1:
+            yield
+            return
+        with self.meter.waiting():
+            words = self._exchange(Event.CONSENSUS, **self._standing()).read()
+        with self._consensus_with(words):
+            yield
+
+    @contextlib.contextmanager
+    def _consensus_with(self, words: Sequence[Word]) -> Iterator[None]:
+        own = any(word.flag for word in words)
+        tensors = self.state.averaged() if own else self.state.buffers(floating=True)
+        layout = Layout(tensors)
+        kept, mean = layout.empty(), layout.empty()
+        copy(layout.views(kept), tensors)
+        copy(layout.views(mean), tensors)
+        with self.meter.waiting():
+            for work in [self.epoch.sum(buffer, "averages") for buffer in mean]:
+                work.wait()
+        for buffer in mean:
+            buffer.div_(self.epoch.size)
+        copy(tensors, layout.views(mean))
+        try:
+            yield
+        finally:
+            copy(tensors, layout.views(kept))
+
+    # Agreement outside of steps
+
+    def agree_total(self, mine: int) -> int:
+        """The sum of what every worker will do, in units."""
+        words = self._exchange(Event.LENGTH, flag=mine).read()
+        return sum(word.flag for word in words)
+
+    def gather_texts(self, event: Event, text: str) -> list[str]:
+        """Every member's text, in their order; `event` names what is going on."""
+        self._exchange(event).read()
+        return collect(self.epoch, text)
+
+    def position(self) -> dict[str, Any]:
+        """Where the job is; after a settle the same on every member."""
+        return {"clock": self._clock, "units": self.units, "bsp_left": self._bsp_left}
+
+    def set_position(self, position: dict[str, Any]) -> None:
+        self._clock = self._since = position["clock"]
+        self._agreed, self._bsp_left = position["units"], position["bsp_left"]
+        self._own, self._settled = False, None
+
+    def summary(self) -> dict[str, Any]:
+        """This worker's figures so far, for the journal's `workers` record."""
+        return {"rank": self._rank, "clock": self._clock, **self.meter.summary()}
+
+    def _same_model(self) -> None:
+        if self.epoch.size == 1:
+            return
+        text = self.state.model_text()
+        words = self._exchange(Event.START, mark=check(text)).read()
+        if len({word.mark for word in words}) == 1:
+            return
+        texts = [one.split("\n") for one in collect(self.epoch, text)]
+        for rank, rows in zip(self.epoch.members, texts, strict=True):
+            if rows != texts[0]:
+                pairs = zip([*texts[0], "nothing more"], [*rows, "nothing more"], strict=False)
+                here, there = next(pair for pair in pairs if pair[0] != pair[1])
+                raise ValueError(
+                    f"workers must build the same model and optimizer: rank 0 has {here}; rank {rank} has "
+                    f"{there}"
+                )
+
+
+def share_position(worker: ReplicaWorker) -> str:
+    """The position of the member with the most units, on every member."""
+    texts = collect(worker.epoch, json.dumps(worker.position()))
+    return max(texts, key=lambda text: json.loads(text)["units"])
+
+
+def _scale(scaler: Any) -> tuple[float, int]:
+    if scaler is None or not scaler.is_enabled():
+        return 0.0, 0
+    return float(scaler.get_scale()), int(scaler.state_dict()["_growth_tracker"])

@@ -1,0 +1,128 @@
+"""The journal of a run: one `journal.jsonl` of typed records, appended while the job runs.
+
+Everything that is shown to a person (live line, comparison, report) is a function of journals. Every
+record has `type` and `t`, seconds since the run's start. Types and their fields:
+
+run         started (unix time), script, argv, plan, total, seed, workers, device, backend, wire,
+            lr_reference, momentum, parameters, host, versions
+data        batch_size, micro_batches: what `sync.batches` was given
+start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms: what the start of the run cost
+phase       protocol, units, progress: a protocol takes charge
+switch      from, to, units, progress; what it cost: drain_ms (what was in flight lands), meet_ms (until
+            the slowest member is there), settle_ms (all hold the same), transfer_ms (to the next home)
+step        protocol, clock, units, progress, loss, lr (as applied, first group): a sample of steps
+workers     workers: a list of {rank, clock, units, samples, busy_s, wait_s} so far
+members     epoch, members (ranks), reason
+evaluation  units, progress, values: what the script gave to `sync.log`
+checkpoint  action (saved or restored), path, units, ms
+warning     message
+error       rank, message
+end         seconds, units, samples, samples_per_s, waiting (share of the workers' time), loss
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """Appends records to `path`; with `path=None` it forgets them (every rank but 0).
+
+    `record` only puts the record on a list; a thread writes what has gathered every `interval`
+    seconds, so that a training step never waits for a disk. A disk that fails is reported once, as a
+    warning on stderr, and the run goes on.
+    """
+
+    def __init__(self, path: Path | None, started: float | None = None, interval: float = 0.25):
+        self.path, self.started = path, time.time() if started is None else started
+        self._interval, self._lock = interval, threading.Lock()
+        self._waiting: list[Record] = []
+        self._closed = threading.Event()
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._thread = threading.Thread(target=self._write, name="offbeat-journal", daemon=True)
+            self._thread.start()
+
+    def record(self, type: str, **fields: Any) -> None:
+        if self.path is not None:
+            row = {"type": type, "t": round(time.time() - self.started, 6), **fields}
+            with self._lock:
+                self._waiting.append(row)
+
+    def _write(self) -> None:
+        while not self._closed.wait(self._interval):
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has gathered."""
+        if self.path is None:
+            return
+        with self._lock:
+            rows, self._waiting = self._waiting, []
+            if not rows:
+                return
+            text = "".join(json.dumps(_plain(row), allow_nan=False) + "\n" for row in rows)
+            try:
+                with self.path.open("a") as out:
+                    out.write(text)
+            except OSError as error:
+                if not self._failed:
+                    self._failed = True
+                    print(f"offbeat: the journal {self.path} cannot be written: {error}", flush=True)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.flush()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def read(path: Path | str) -> list[Record]:
+    """All records of a journal. `path` is the file or its run's directory. A last line that was cut
+    off (the run is being written, or was killed) is left out.
+
+    Raises FileNotFoundError, or ValueError with the line's number where the file is no journal."""
+    return list(_rows(_file(path)))
+
+
+def _file(path: Path | str) -> Path:
+    path = Path(path)
+    return path / "journal.jsonl" if path.is_dir() else path
+
+
+def _rows(path: Path) -> Iterator[Record]:
+    lines = path.read_text(errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or "type" not in row:
+                raise ValueError("no record")
+        except ValueError:
+            if number == len(lines):
+                return
+            raise ValueError(f"{path} is not a journal of offbeat: line {number} is {line[:60]!r}") from None
+        yield row
