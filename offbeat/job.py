@@ -1,0 +1,188 @@
+"""Who this process is: its rank, its device, its seed, its run's directory, from the launcher.
+
+The launcher may be `offbeat run`, torchrun, or nobody (one worker).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+_job: Job | None = None
+
+
+@dataclass
+class Job:
+    """One worker's place in its job. `store` is connected on first use."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    seed: int
+    out: Path | None
+    started: float
+    costs: dict[str, float] = field(default_factory=dict)
+    _store: Any = None
+
+    @property
+    def store(self) -> Any:
+        """The store that all workers of the job share; None for a job of one worker.
+
+        Raises ConnectionError when nobody answers at MASTER_ADDR:MASTER_PORT."""
+        if self._store is None and self.world_size > 1:
+            self._store = _connect(self.rank, self.world_size)
+        return self._store
+
+
+def init(seed: int | None = None, out: str | Path | bool | None = None) -> None:
+    """Takes this worker's rank and device from the launcher and seeds torch, numpy and random.
+
+    seed: of the job; rank r uses seed + r, and the model that counts is rank 0's. The command line's
+        `--seed` comes first; 0 without either.
+    out: the run's directory for the journal. `--out` comes first; without either
+        `runs/<time>-<script>`; False keeps no journal.
+
+    May be left out: the first use of offbeat calls it. A second call is an error if it changes anything.
+    """
+    global _job
+    if _job is not None:
+        if seed is not None and seed != _job.seed:
+            raise RuntimeError(
+                f"offbeat is already running with seed {_job.seed}: call init(seed={seed}) first"
+            )
+        return
+    _job = _from_environment(seed, out)
+    torch.manual_seed(_job.seed + _job.rank)
+    numpy.random.seed((_job.seed + _job.rank) % 2**32)
+    random.seed(_job.seed + _job.rank)
+    if _job.device.type == "cuda":
+        torch.cuda.set_device(_job.device)
+
+
+def current() -> Job:
+    """This worker's job."""
+    if _job is None:
+        init()
+    assert _job is not None
+    return _job
+
+
+def reset() -> None:
+    """Forgets the job, so that a test or a notebook can begin another one."""
+    global _job
+    _job = None
+
+
+def rank() -> int:
+    """This worker's number, 0 to `world_size() - 1`."""
+    return current().rank
+
+
+def world_size() -> int:
+    """How many workers the job was started with."""
+    return current().world_size
+
+
+def device() -> torch.device:
+    """Where this worker computes: its own GPU, or the CPU."""
+    return current().device
+
+
+def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
+    env = os.environ
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(
+            f"the launcher says RANK={rank} of WORLD_SIZE={size}: it must be 0 to WORLD_SIZE - 1"
+        )
+    local = _number("LOCAL_RANK", rank)
+    if launcher := env.get("OFFBEAT_LAUNCHER"):
+        _die_with(int(launcher))
+    on = torch.device("cpu")
+    if torch.cuda.is_available():
+        on = torch.device("cuda", local % torch.cuda.device_count())
+    directory = env.get("OFFBEAT_OUT") or out
+    if directory is None:
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
+        directory = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{script}"
+    begun = _process_start()
+    now = time.time()
+    costs = {"import_ms": (now - begun) * 1e3}
+    if spawned := env.get("OFFBEAT_SPAWNED"):
+        costs["spawn_ms"] = max(begun - float(spawned), 0) * 1e3
+    return Job(
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        device=on,
+        seed=_number("OFFBEAT_SEED", 0 if seed is None else seed),
+        out=None if directory is False else Path(str(directory)),
+        started=float(env.get("OFFBEAT_SPAWNED") or begun),
+        costs=costs,
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number; the environment has {name}={text!r}") from None
+
+
+def _connect(rank: int, size: int) -> Any:
+    from torch.distributed import PrefixStore, rendezvous
+
+    patience = float(os.environ.get("OFFBEAT_RDZV_TIMEOUT", "300"))
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=patience)))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ConnectionError(
+            f"rank {rank} of {size} found no rendezvous at {where} (MASTER_ADDR:MASTER_PORT) within "
+            f"{patience:g} s: {str(error).splitlines()[0]}"
+        ) from error
+    return PrefixStore("offbeat", store)
+
+
+def _process_start() -> float:
+    """Unix time at which this process started (to a hundredth of a second)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+def _die_with(launcher: int) -> None:
+    """Asks the kernel to end this process when its launcher dies, however that happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() not in (launcher, 1) and not _alive(launcher):
+            os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,161 @@
+"""Where a worker's batches come from: units dealt by Offbeat, or a DataLoader of the user's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from offbeat import checkpoint, job
+from offbeat.data import Deal, Units, pieces, samples_in, tensors_of, to_device
+
+if TYPE_CHECKING:
+    from offbeat.sync import Synchronizer
+
+
+class Stream(ABC):
+    """One source of batches, and its place in it."""
+
+    batch_size: int | None = None
+
+    @abstractmethod
+    def batches(self) -> Iterator[Any]:
+        """Batches until the job is done."""
+
+    def position(self) -> dict[str, Any] | None:
+        """What a resumed run needs to go on from here; None when the job's units tell it."""
+        return None
+
+    def close(self) -> None:
+        """Lets go of what fetches ahead."""
+        return
+
+
+def dealt(
+    sync: Synchronizer,
+    data: Any,
+    batch_size: int | None,
+    micro_batches: int,
+    shuffle: bool,
+    num_workers: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> Stream:
+    """A stream over a map-style data set or tensors."""
+    if (
+        batch_size is None
+        or isinstance(batch_size, bool)
+        or not isinstance(batch_size, int)
+        or batch_size < 1
+    ):
+        raise ValueError(f"batch_size is a unit's number of samples, from 1; got batch_size={batch_size!r}")
+    if not isinstance(num_workers, int) or num_workers < 0:
+        raise ValueError(f"num_workers is a number of processes, from 0; got {num_workers!r}")
+    tensors = tensors_of(data)
+    lengths = {len(t) for t in tensors} if tensors is not None else {len(data)}
+    if len(lengths) > 1:
+        raise ValueError(f"tensors must have the same number of samples; got {sorted(lengths)}")
+    (length,) = lengths
+    if length == 0:
+        raise ValueError("the data set is empty")
+    deal = Deal(length, batch_size, sync.data_seed, shuffle)
+    return _Dealt(sync, data, deal, micro_batches, num_workers, collate_fn)
+
+
+class _Dealt(Stream):
+    def __init__(
+        self,
+        sync: Synchronizer,
+        data: Any,
+        deal: Deal,
+        micro_batches: int,
+        num_workers: int,
+        collate: Callable[[list[Any]], Any] | None,
+    ):
+        self._sync, self._micro, self.batch_size = sync, micro_batches, deal.batch_size
+        self._deal = deal
+        self._units = Units(data, deal, sync.next_units, job.device(), num_workers, collate)
+
+    def batches(self) -> Iterator[Any]:
+        sync = self._sync
+        sync.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
+        while not sync.done:
+            _, batch = self._units.get()
+            parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
+            for number, part in enumerate(parts):
+                yield from sync.lend(part, samples_in(part), number == len(parts) - 1, dealt=True)
+
+    def close(self) -> None:
+        self._units.close()
+
+
+def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | None) -> Stream:
+    """A stream over a DataLoader (or another iterable of batches)."""
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(
+            f"batches takes a map-style data set, tensors or a DataLoader; got {type(loader).__name__}"
+        )
+    if epochs is not None and (epochs != int(epochs) or not hasattr(loader, "__len__")):
+        raise ValueError(
+            f"over a DataLoader, epochs={epochs!r} needs whole epochs and a loader that knows its length; "
+            f"give total= otherwise"
+        )
+    return _Loaded(sync, loader, micro_batches, None if epochs is None else int(epochs))
+
+
+class _Loaded(Stream):
+    def __init__(self, sync: Synchronizer, loader: Any, micro_batches: int, epochs: int | None):
+        self._sync, self._loader, self._micro, self._epochs = sync, loader, micro_batches, epochs
+        self.batch_size = getattr(loader, "batch_size", None)
+        self._length = len(loader) if hasattr(loader, "__len__") else None
+        self._pass, self._taken = 0, 0
+        self._begun: dict[str, Any] | None = None
+        self._after: dict[str, Any] | None = None
+
+    def batches(self) -> Iterator[Any]:
+        sync = self._sync
+        own = 0 if self._length is None else -(-self._length // self._micro)
+        sync.length_is(lambda epochs: sync.sum_units(int(epochs) * own))
+        skip = self._resume()
+        while not self._over() and (self._epochs is None or self._pass < self._epochs):
+            sampler: Any = getattr(self._loader, "sampler", None)
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self._pass)
+            if not skip:
+                self._begun = checkpoint.random_state()
+            batches = iter(self._loader)
+            found = False
+            for number, batch in enumerate(batches):
+                found = True
+                if number < skip:
+                    if number == skip - 1 and self._after is not None:
+                        checkpoint.set_random_state(self._after)
+                    continue
+                self._taken = number + 1
+                last = (number + 1) % self._micro == 0 or number + 1 == self._length
+                yield from sync.lend(to_device(batch, job.device()), samples_in(batch), last, dealt=False)
+                if self._over():
+                    return
+            if not found:
+                raise ValueError("the DataLoader gave no batch")
+            skip = 0
+            self._pass, self._taken = self._pass + 1, 0
+        if not self._over():
+            sync.leave()
+
+    def _over(self) -> bool:
+        return self._sync.done
+
+    def _resume(self) -> int:
+        """Batches of the current pass that the run which saved had used already."""
+        place, self._sync.resumed_data = self._sync.resumed_data, None
+        if place is None:
+            return 0
+        self._pass, self._taken, self._begun = place["pass"], place["taken"], place["begun"]
+        if self._taken and self._begun is not None:
+            # The pass is begun again as it was begun then, and what was used is passed over.
+            self._after = checkpoint.random_state()
+            checkpoint.set_random_state(self._begun)
+        return int(self._taken)
+
+    def position(self) -> dict[str, Any]:
+        return {"pass": self._pass, "taken": self._taken, "begun": self._begun}

@@ -1,0 +1,535 @@
+"""`Synchronizer` joins a user's model, optimizer and loop to a worker that follows a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+import offbeat
+from offbeat import backward, checkpoint, exits, job, plan
+from offbeat.checks import WIRES, check_parts, length_of, modules_of, plan_of, share_of, wire_of
+from offbeat.cluster.replicas import ReplicaWorker
+from offbeat.cluster.state import State
+from offbeat.hyper import Configuration, stepper
+from offbeat.journal import Journal
+from offbeat.protocols import Program, Protocol
+from offbeat.resume import restore, save
+from offbeat.stream import Stream, dealt, loaded
+from offbeat.telemetry import Telemetry
+from offbeat.worker import Batch
+
+
+class Synchronizer:
+    """Keeps the workers' copies of a model in step, as a plan says.
+
+    model: a module, or several; not wrapped, moved or changed. Rank 0's parameters, buffers and
+        optimizer state are copied to the others here.
+    optimizer: one over the model's parameters, or several that step together.
+    plan: text such as `"bsp:6.25% dasgd(period=4,delay=2)"`, or a protocol; `--plan` overrides it.
+    total: the job's length in units, mini-batches of all workers together; `--total` overrides it.
+        Or `epochs`, passes over what `batches` is given.
+    lr_reference, warmup, momentum: the configuration policy at switches (`offbeat.hyper.Configuration`).
+    wire: "bf16" sends gradients and changes of parameters in half the bytes.
+
+    Use it as a context manager, or call `close`, where the loop may stop before the total is done.
+
+    Raises ValueError or TypeError for settings that cannot work, on every worker.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
+        plan: str | Protocol = "bsp",
+        total: int | None = None,
+        *,
+        epochs: float | None = None,
+        lr_reference: str = "global",
+        warmup: float = 0.0,
+        momentum: str = "keep",
+        wire: str | None = None,
+    ):
+        modules = modules_of(model)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        state = State(modules, optimizers)
+        check_parts(state)
+        config = Configuration(lr_reference, warmup, momentum)
+        self.plan = plan_of(os.environ.get("OFFBEAT_PLAN") or plan)
+        total, self._epochs = length_of(total, epochs)
+        wire = wire_of(wire)
+
+        here = job.current()
+        keeps = here.rank == 0 and here.out is not None
+        self.journal = Journal(here.out / "journal.jsonl" if keeps and here.out else None, here.started)
+        self._store = _own_store(here.store)
+        self.worker = ReplicaWorker(
+            here.rank, here.world_size, here.device, self._store, state, config, WIRES[wire], self.journal
+        )
+        self.worker.after_step = self._stepped
+        self._program: Program | None = None
+        self._stream: Stream | None = None
+        self.resumed_data: dict[str, Any] | None = None
+        self.data_seed = here.seed
+        self._everies: dict[str, int] = {}
+        self._every_from = 0.0
+        self._inside_consensus = False
+        self._ended = self._closed = self._failed = False
+        self._loss: torch.Tensor | None = None
+        self._partial: torch.Tensor | None = None
+        self._sample_due = 0.0
+        self._batch_samples = 0
+        self._settings = {"lr_reference": lr_reference, "momentum": momentum, "wire": wire}
+        self._telemetry = Telemetry(self.worker, self._store, here.world_size, self.journal)
+        backward.listen(self)
+        exits.watch(self)
+        if total is not None:
+            self._set_total(total)
+
+    # Facts
+
+    @property
+    def progress(self) -> float:
+        """Share of the job that is done, by all workers together."""
+        return self.worker.progress
+
+    @property
+    def units(self) -> int:
+        """Mini-batches done, by all workers together."""
+        return self.worker.units
+
+    @property
+    def total(self) -> int | None:
+        """The job's length in units; None while only `epochs` is known."""
+        return self.worker.total
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol in charge."""
+        return self.worker.protocol
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Ranks that take part now."""
+        return self.worker.members
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over: all workers hold the same model."""
+        return self._ended
+
+    @property
+    def stepping(self) -> bool:
+        """Whether the coming `step()` is one: False for all but the last of a unit's micro-batches.
+        Clip gradients under `if sync.stepping:`."""
+        return not self.worker.reducer.hold
+
+    # The loop
+
+    def batches(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        micro_batches: int = 1,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Any]:
+        """This worker's batches, on its device, until the job is done.
+
+        data: a map-style data set or tensors of equal length: shuffled per epoch and dealt in units of
+            `batch_size` samples, a different one to each worker. Or a DataLoader of your own, whose
+            sampler divides the data among the ranks as under DDP: it is gone through again and again;
+            a worker whose loader ends (with `epochs`) leaves, and the others go on without it.
+        micro_batches: each unit comes in this many pieces (of a loader: batches) to accumulate
+            gradients over; `step()` steps after the last. Divide your loss by it.
+        num_workers: processes that fetch ahead, as in DataLoader. Tensors are fetched ahead by a thread.
+
+        Raises ValueError or TypeError for data that cannot be dealt.
+        """
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"micro_batches is a whole number from 1; got {micro_batches!r}")
+        if self._stream is not None:
+            self._stream.close()
+        if isinstance(data, DataLoader) or (not hasattr(data, "__getitem__") and not torch.is_tensor(data)):
+            if batch_size is not None:
+                raise ValueError("a DataLoader has its own batch size: leave out batch_size")
+            self._stream = loaded(self, data, micro_batches, self._epochs)
+        else:
+            self._stream = dealt(self, data, batch_size, micro_batches, shuffle, num_workers, collate_fn)
+        self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
+        return self._stream.batches()
+
+    def step(self, scaler: Any = None) -> None:
+        """Takes this worker's next step, as the plan says; gradients are cleared. Call it after backward
+        (and after clipping) instead of `optimizer.step()`; with a GradScaler, `sync.step(scaler)` instead
+        of `scaler.step(optimizer)` and `scaler.update()`.
+
+        The step that completes the job returns when all workers hold the same model.
+
+        Raises RuntimeError without a gradient, inside `consensus`, or when the job is over.
+        """
+        if self._ended:
+            raise RuntimeError(
+                f"the job is over: {self.units} of {self.total} units are done; a loop over "
+                f"sync.batches(...), or `while not sync.done`, ends by itself"
+            )
+        if self._inside_consensus:
+            raise RuntimeError(
+                "sync.step() inside sync.consensus() would train the averaged model: leave it first"
+            )
+        if self.worker.reducer.hold:
+            return
+        self._check_gradients()
+        if scaler is not None:
+            self.worker.scaler = scaler
+        self._advance()
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backwards inside add to this worker's gradients without joining the others (DDP's `no_sync`).
+        The last backward before `step()` must be outside."""
+        held, self.worker.reducer.hold = self.worker.reducer.hold, True
+        try:
+            yield
+        finally:
+            self.worker.reducer.hold = held
+
+    def every(self, text: str) -> bool:
+        """True once in each `text` of the job, such as "5%" or "500u" (units), and at its end; the same
+        on every worker, so it may stand before what joins them. Ask it once per step.
+
+        Raises ValueError for another text."""
+        share = share_of(text, self.total)
+        done = min(self.progress, 1.0) / share
+        count = math.ceil(done - 1e-9) if self._ended else math.floor(done + 1e-9)
+        before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
+        self._everies[text] = max(count, before)
+        return count > before
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, the model holds the members' mean (parameters and floating-point buffers), whatever
+        the protocol; afterwards what it held before, to the bit. All members must enter it together:
+        `sync.every` tells all the same."""
+        if self._ended or self._inside_consensus:
+            yield
+            return
+        with self.worker.consensus():
+            self._inside_consensus = True
+            try:
+                yield
+            finally:
+                self._inside_consensus = False
+
+    def scheduler(self, schedule: Any, steps: float | None = None) -> Any:
+        """Lets a learning rate schedule follow the job's progress, the same under every plan. Don't step
+        it yourself. Returns `schedule`.
+
+        schedule: a function from progress (0.0 to 1.0) to a factor of the optimizers' first learning
+            rates; or a `torch.optim.lr_scheduler` object, which is stepped `steps` times in the whole job.
+        steps: as many as the scheduler was made for; by default the steps of each worker under BSP,
+            total / workers, which are those of a DDP script.
+
+        Call it before `restore`. Raises TypeError for ReduceLROnPlateau, whose metric is yours to give.
+        """
+        if isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule):
+            if self.total is None and steps is None:
+                raise ValueError(
+                    "with epochs= the length is known after sync.batches(...): give steps=, or call "
+                    "scheduler after it"
+                )
+            rows = stepper(schedule, steps, self.total or 1, job.world_size())
+            self.worker.schedules.add_stepper(schedule, rows)
+        else:
+            self.worker.schedules.add_shape(schedule, self.worker.state.optimizers)
+        if self.total is not None:
+            self.worker.schedules.move(self.units, self.total)
+        return schedule
+
+    def log(self, **values: float) -> None:
+        """Notes an evaluation, such as `accuracy=0.93`, in the journal (rank 0's is kept)."""
+        plain = {key: float(value) for key, value in values.items()}
+        progress = round(self.progress, 6) if self.total else 0.0
+        self.journal.record("evaluation", units=self.units, progress=progress, values=plain)
+
+    # Checkpoints and the end
+
+    def save(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
+        """Writes a checkpoint of the whole job to `path`, by rank 0; all members must call it.
+
+        It is a switch to itself: what is in flight lands first and the members settle, so a local
+        protocol's trajectory is not the one without the checkpoint; a run resumed from it equals the
+        run that saved it, to the bit. `also` names more objects with a `state_dict` (a GradScaler, an
+        average of the model); rank 0's are saved.
+
+        Raises OSError on every worker when it cannot be written.
+        """
+        self._drain()
+        save(self, Path(path), also or {})
+        self._restart()
+
+    def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
+        """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
+        first step. The number of workers may be another one; what changes with it is said.
+
+        Raises CheckpointError on every worker, with nothing changed, for a file that doesn't fit.
+        """
+        self._drain()
+        restore(self, Path(path), also or {})
+        self._everies, self._every_from = {}, 0.0
+        if self.total is not None:
+            self._every_from = self.progress
+        self._restart()
+
+    def close(self) -> None:
+        """Ends this worker's part; all workers come here sooner or later. One that stops before the job
+        is done leaves: the others don't wait for it, and it returns when they have finished, with the
+        final model. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+        if not self._ended and not self._failed:
+            self.leave()
+        self._let_go()
+
+    def __enter__(self) -> Synchronizer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.fail(error)
+        self.close()
+
+    # What streams of batches and checkpoints use
+
+    @property
+    def batch_size(self) -> int | None:
+        return None if self._stream is None else self._stream.batch_size
+
+    def data_position(self) -> dict[str, Any] | None:
+        return None if self._stream is None else self._stream.position()
+
+    def next_units(self, count: int) -> Sequence[int]:
+        """Numbers of the next `count` units that are this worker's, as long as the members stay."""
+        members = self.worker.members
+        first = self.units + members.index(self.worker.rank)
+        return range(first, first + count * len(members), len(members))
+
+    def length_is(self, units: Callable[[float], int]) -> None:
+        """With epochs=, the job's length in units is known when its data is."""
+        if self.total is None and self._epochs is not None:
+            self._set_total(units(self._epochs))
+
+    def sum_units(self, own: int) -> int:
+        """The sum of every worker's units."""
+        return self.worker.agree_total(own)
+
+    def lend(self, batch: Any, samples: int, last: bool, dealt: bool) -> Iterator[Any]:
+        """Gives the loop one micro-batch, and sees to it that the unit's last one ends in a step."""
+        clock = self.worker.clock
+        self._batch_samples += samples
+        self.worker.reducer.hold = not last
+        try:
+            yield batch
+        finally:
+            self.worker.reducer.hold = False
+        if dealt and last and not self._ended and self.worker.clock == clock:
+            raise RuntimeError(
+                "every batch of sync.batches(...) is one unit and ends in one sync.step(), which was not "
+                "called: to accumulate gradients over several, use sync.batches(..., micro_batches=k)"
+            )
+
+    # How it works
+
+    def _set_total(self, total: int) -> None:
+        """The length is known: the plan begins."""
+        plan.check(self.plan, total)
+        self.worker.total = total
+        here, worker = job.current(), self.worker
+        self.journal.record(
+            "run",
+            started=here.started,
+            script=sys.argv[0] if sys.argv else "",
+            argv=sys.argv[1:],
+            plan=str(self.plan),
+            total=total,
+            seed=here.seed,
+            workers=here.world_size,
+            device=str(here.device),
+            backend="nccl" if here.device.type == "cuda" else "gloo",
+            parameters=sum(p.numel() for p in worker.state.parameters),
+            host=os.uname().nodename,
+            versions={
+                "offbeat": offbeat.__version__,
+                "torch": torch.__version__,
+                "python": sys.version.split()[0],
+            },
+            **self._settings,
+        )
+        costs = {
+            **here.costs,
+            "rendezvous_ms": worker.rendezvous_ms,
+            "broadcast_ms": worker.broadcast_ms,
+        }
+        self.journal.record("start", **{key: round(value, 3) for key, value in costs.items()})
+        worker.schedules.move(worker.units, total)
+        self._every_from = worker.progress
+        worker.meter.begin()
+        self._restart()
+
+    def _restart(self) -> None:
+        """The plan goes on from where the job is."""
+        if self._ended or self.worker.total is None:
+            return
+        self.worker.interrupted = False
+        if not self.worker.running:
+            self._end()
+            return
+        self.worker.begin(self.plan.current(self.worker))
+        self._program = self.plan.run(self.worker)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Runs the plan up to its next batch."""
+        if self._program is None:
+            self.worker.progress  # noqa: B018 (says what is missing)
+            return
+        for handle in self._program:
+            if isinstance(handle, Batch):
+                return
+            with self.worker.meter.waiting():
+                handle.wait()
+        self._program = None
+        if not self.worker.interrupted:
+            with self.worker.meter.waiting():
+                self.worker.settle_now()
+                self.worker.finish()
+            self._end()
+
+    def _drain(self) -> None:
+        """Stops the plan; what is in flight lands, and all members hold the same."""
+        if self._ended:
+            return
+        self._stop_plan()
+        with self.worker.meter.waiting():
+            self.worker.settle_now()
+
+    def _stop_plan(self) -> None:
+        if self._program is not None:
+            self.worker.interrupted = True
+            self._advance()
+
+    def leave(self) -> None:
+        """No more data on this worker: see `close`."""
+        if not self._ended:
+            self._stop_plan()
+            self.worker.meter.end()
+            self.worker.leave()
+            self._end()
+
+    def _end(self) -> None:
+        """The job is over, on all workers at once."""
+        self._ended = True
+        self.worker.meter.end()
+        self._telemetry.end(self._loss_value())
+
+    def _let_go(self) -> None:
+        backward.ignore(self)
+        self.worker.reducer.remove()
+        self._telemetry.close()
+        self.journal.close()
+        exits.forget(self)
+
+    def fail(self, error: BaseException) -> None:
+        """The script has failed: the others learn of it at once, and nothing more is waited for."""
+        if not self._closed and not self._failed:
+            self._failed = True
+            text = "".join(traceback.format_exception_only(type(error), error)).strip()
+            self.journal.record("error", rank=self.worker.rank, message=text)
+            self.journal.flush()
+            self.worker.epoch.close()
+
+    def backward_returned(self, roots: Any) -> None:
+        if isinstance(roots, list | tuple):
+            roots = roots[0] if len(roots) == 1 else None
+        if isinstance(roots, torch.Tensor) and roots.numel() == 1:
+            loss = roots.detach()
+            scaler = self.worker.scaler
+            if scaler is not None and scaler.is_enabled():
+                loss = loss / scaler.get_scale()
+            if self._partial is not None:
+                loss = loss + self._partial
+            if self.worker.reducer.hold:
+                self._partial = loss
+            else:
+                self._loss, self._partial = loss, None
+        self.worker.backward_returned()
+
+    def backward_failed(self) -> None:
+        self.worker.reducer.abandon()
+
+    def _stepped(self) -> None:
+        worker = self.worker
+        worker.meter.steps += 1
+        worker.meter.samples += self._batch_samples
+        self._batch_samples = 0
+        now = time.perf_counter()
+        if now >= self._sample_due and self.journal.path is not None:
+            self._sample_due = now + 0.2
+            self.journal.record(
+                "step",
+                protocol=str(worker.protocol),
+                clock=worker.clock,
+                units=worker.units,
+                progress=round(worker.progress, 6),
+                loss=self._loss_value(),
+                lr=worker.meter.lr,
+            )
+
+    def _loss_value(self) -> float | None:
+        return None if self._loss is None else round(float(self._loss), 6)
+
+    def _check_gradients(self) -> None:
+        state, reducer = self.worker.state, self.worker.reducer
+        if all(p.grad is None for p in state.parameters):
+            raise RuntimeError("sync.step() needs a gradient: call backward() on a loss of the model first")
+        for p in state.frozen:
+            if p.requires_grad:
+                raise RuntimeError(
+                    "a parameter that was frozen when the Synchronizer was made now has requires_grad=True: "
+                    "unfreeze it before, so that the workers agree on it"
+                )
+        if reducer.armed and not reducer.reduced:
+            raise RuntimeError(
+                "under bsp the last backward() before sync.step() must be outside sync.accumulate(): it "
+                "is the one that brings the members' mean gradient"
+            )
+
+
+_made = 0
+
+
+def _own_store(store: Any) -> Any:
+    """A job may make several Synchronizers, one after the other: each has its own keys."""
+    global _made
+    _made += 1
+    if store is None:
+        return None
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(f"sync{_made}", store)
