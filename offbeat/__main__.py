@@ -1,0 +1,3 @@
+from offbeat.cli import main
+
+main()

@@ -1,0 +1,382 @@
+"""The command line. Torch, rich and the launcher are imported by the commands that need them: `offbeat
+--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from offbeat.cluster.spec import LaunchError, LaunchSpec, Show, new_directory
+from offbeat.plan import PlanError, parse, to_text
+
+if TYPE_CHECKING:
+    from offbeat.cluster.launcher import Outcome
+    from offbeat.compare import Run
+    from offbeat.screen import Screen
+
+PLANS = "bsp; local; dasgd; bsp:12.5% dasgd"
+POLL = 0.05  # seconds between two looks at the workers
+
+_SCALES = {"": 1, "k": 10**3, "m": 10**6}
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    app(prog_name="offbeat")
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose words belong partly to a script: offbeat's options are taken from before and after
+    SCRIPT, every other word after SCRIPT is the script's, in order, and so is all that follows `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            ours, theirs = split_words(args, self._arity())
+        except ValueError as error:
+            refuse(str(error))
+        return super().parse_args(ctx, [*ours, "--", *theirs] if theirs else ours)
+
+    def _arity(self) -> dict[str, bool]:
+        """offbeat's own options, and whether each takes a value."""
+        known = {"-h": False, "--help": False}
+        for param in self.params:
+            if param.param_type_name == "option":
+                takes = not getattr(param, "is_flag", False)
+                known.update(dict.fromkeys([*param.opts, *param.secondary_opts], takes))
+        return known
+
+
+def split_words(words: list[str], known: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """offbeat's words, and SCRIPT with its own. `known` holds offbeat's options and whether each takes a
+    value (`--name value`, `--name=value`, `-n 4` or `-n4`).
+
+    Raises ValueError for an unknown option before SCRIPT, where it cannot be the script's."""
+    import difflib
+
+    ours: list[str] = []
+    theirs: list[str] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        name = word.split("=", 1)[0] if word.startswith("--") else word
+        if word == "--":
+            theirs += words[index:]
+            break
+        if name in known:
+            ours.append(word)
+            if known[name] and name == word and index < len(words):
+                ours.append(words[index])
+                index += 1
+        elif re.fullmatch(r"-[A-Za-z][0-9]+", word) and known.get(word[:2]):
+            ours += [word[:2], word[2:]]
+        elif word.startswith("-") and len(word) > 1 and not theirs:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            hint = f"did you mean {near[0]}?" if near else "options of the script come after it"
+            raise ValueError(f"offbeat knows no option {name}; {hint}")
+        else:
+            theirs.append(word)
+    return ours, theirs
+
+
+def refuse(message: str) -> NoReturn:
+    """A person's mistake: said in short, with exit code 2."""
+    typer.echo(f"offbeat: error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def units(text: str) -> int:
+    """A number of units such as 64000, 64_000, 64k or 1.5M. Raises ValueError."""
+    found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)([kKmM]?)", text.strip())
+    value = float(re.sub("[_,]", "", found[1])) * _SCALES[found[2].lower()] if found else 0.0
+    if value < 1 or value != int(value):
+        raise ValueError(f"--total {text}: a whole number of units from 1, such as 64000, 64_000 or 64k")
+    return int(value)
+
+
+def plan_text(text: str) -> str:
+    """The canonical text of a plan. Raises PlanError."""
+    return to_text(parse(text))
+
+
+Workers = Annotated[int, typer.Option("-n", "--workers", "--nproc-per-node", help="Processes on this host.")]
+Total = Annotated[
+    str | None, typer.Option("--total", help="Length of the job in units: 64000, 64_000 or 64k.")
+]
+Wire = Annotated[str | None, typer.Option("--wire", help="Number format on the wire: bf16 or fp32.")]
+AllOutput = Annotated[
+    bool, typer.Option("--all-output", help="Show every rank's output, with its rank before each line.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing of offbeat's own but errors.")]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
+Rest = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ARGS]...",
+        help="The script's own arguments; after -- none of them is offbeat's.",
+        show_default=False,
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+) -> None:
+    """Decides when data-parallel PyTorch workers wait for each other."""
+    if version:
+        import offbeat
+
+        typer.echo(f"offbeat {offbeat.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command(cls=ScriptCommand)
+def run(
+    script: Script,
+    args: Rest = None,
+    workers: Workers = 1,
+    plan: Annotated[
+        str | None, typer.Option("--plan", help='Instead of the script\'s, such as "bsp:6.25% dasgd".')
+    ] = None,
+    total: Total = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the job.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="The run's directory (default: runs/<time>-<script>).")
+    ] = None,
+    wire: Wire = None,
+    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT: node 0's address and a free port there.")
+    ] = None,
+    rdzv_timeout: Annotated[
+        float, typer.Option("--rdzv-timeout", help="Seconds to wait for all hosts.")
+    ] = 300.0,
+    all_output: AllOutput = False,
+    quiet: Quiet = False,
+) -> None:
+    """Runs a training script on several workers.
+
+    offbeat run -n 4 train.py --lr 0.1 --plan "bsp:10% dasgd"
+
+    Options of offbeat may stand before or after SCRIPT; others go to the script. Exit codes: 0 all went
+    well, 1 the run failed, 2 nothing was started, 128 + a signal's number when one stopped it.
+    """
+    try:
+        spec = LaunchSpec(
+            script=script,
+            args=tuple(args or ()),
+            workers=workers,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            endpoint=rdzv_endpoint,
+            out=out,
+            plan=None if plan is None else plan_text(plan),
+            total=None if total is None else units(total),
+            seed=seed,
+            wire=wire,
+            rdzv_timeout=rdzv_timeout,
+            show="all" if all_output else "first",
+        )
+        outcome, directory, screen = _launch(spec, quiet)
+    except (PlanError, LaunchError, ValueError) as error:
+        refuse(str(error))
+    if not quiet and outcome.code == 0 and node_rank == 0:
+        if screen.view.plan:
+            from offbeat.live import summary
+
+            screen.note(summary(screen.view))
+        screen.note(f"run directory: {_short(directory)}")
+    raise typer.Exit(outcome.code)
+
+
+@app.command(cls=ScriptCommand)
+def compare(
+    script: Script,
+    args: Rest = None,
+    workers: Workers = 2,
+    plans: Annotated[str, typer.Option("--plans", help='Plans with ";" between them.')] = PLANS,
+    total: Total = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every run.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="Directory of the runs (default: runs/<time>-compare-<script>)."),
+    ] = None,
+    wire: Wire = None,
+    all_output: AllOutput = False,
+    quiet: Quiet = False,
+) -> None:
+    """Runs a script under several plans, one after the other, and compares them in a table.
+
+    offbeat compare -n 2 train.py --plans "bsp; local(period=4); bsp:10% dasgd"
+
+    All runs have the same seed. Their output is in their logs unless --all-output is given. A plan that
+    fails doesn't stop the others; the exit code is 1 then.
+    """
+    show: Show = "all" if all_output else "none"
+    try:
+        texts = split_plans(plans)
+        specs = [
+            LaunchSpec(
+                script=script,
+                args=tuple(args or ()),
+                workers=workers,
+                plan=text,
+                total=None if total is None else units(total),
+                seed=seed,
+                wire=wire,
+                show=show,
+            )
+            for text in texts
+        ]
+        directory = _compare_directory(script, out)
+    except (PlanError, LaunchError, ValueError) as error:
+        refuse(str(error))
+    from offbeat.compare import compare as compare_runs
+    from offbeat.compare import table
+
+    runs: list[Run] = []
+    code = 0
+    for index, spec in enumerate(specs):
+        ran, outcome = _compared(
+            spec, directory / f"{index + 1}-{slug(spec.plan or '')}", index, len(specs), quiet
+        )
+        runs.append(ran)
+        if outcome is not None and outcome.code >= 128:  # the person's wish to end it all
+            code = outcome.code
+            break
+    result = compare_runs(runs)
+    (directory / "compare.json").write_text(
+        json.dumps(
+            {"script": script, "args": args or [], "workers": workers, "seed": seed, **result.as_json()},
+            indent=2,
+            allow_nan=False,
+        )
+        + "\n"
+    )
+    from rich.console import Console
+
+    # A file or a pipe has no width of its own; the table must not be cut there.
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table(result))
+    for row in result.rows:
+        if row.error is not None:
+            typer.echo(f"offbeat: {row.plan} failed: {row.error}", err=True)
+    if not quiet:
+        typer.echo(f"offbeat: runs and compare.json are in {_short(directory)}", err=True)
+    raise typer.Exit(code or int(any(row.error is not None for row in result.rows)))
+
+
+def split_plans(text: str) -> list[str]:
+    """The canonical texts of the plans in `"A; B; C"`. Raises ValueError: none, one that cannot be meant,
+    or one given twice, which could not be told apart in the table."""
+    texts: list[str] = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        plan = plan_text(part)
+        if plan in texts:
+            raise ValueError(f"--plans has {plan!r} twice; every plan runs once")
+        texts.append(plan)
+    if not texts:
+        raise ValueError(f'--plans {text!r} holds no plan; write some, such as "bsp; local"')
+    return texts
+
+
+def slug(plan: str) -> str:
+    """A plan's text as a part of a file's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", plan.lower()).strip("-.")[:60]
+
+
+def _compare_directory(script: str, out: str | None) -> Path:
+    if out is None:
+        return new_directory(script, label="compare-")
+    path = Path(out)
+    if (path / "compare.json").exists():
+        raise LaunchError(f"--out {out} holds an earlier comparison; give another directory")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--out {out} cannot be made: {error.strerror}") from None
+    return path.absolute()
+
+
+def _compared(
+    spec: LaunchSpec, directory: Path, index: int, count: int, quiet: bool
+) -> tuple[Run, Outcome | None]:
+    from dataclasses import replace
+
+    from offbeat.compare import Run
+    from offbeat.journal import read
+
+    plan, error = spec.plan or "", None
+    outcome: Outcome | None = None
+    try:
+        outcome, directory, _ = _launch(
+            replace(spec, out=str(directory)), quiet, f"[{index + 1}/{count}] {plan}: "
+        )
+        error = outcome.message
+    except LaunchError as problem:
+        error = str(problem)
+    try:
+        records = read(directory)
+    except (FileNotFoundError, ValueError) as problem:
+        records, error = [], error or f"it left no journal: {problem}"
+    return Run(plan, records, str(directory), error), outcome
+
+
+def _launch(spec: LaunchSpec, quiet: bool, label: str = "") -> tuple[Outcome, Path, Screen]:
+    """Runs this host's part of a job to its end. Raises LaunchError when it cannot start."""
+    from offbeat.cluster.launcher import Launcher
+    from offbeat.screen import Screen
+
+    screen = Screen(quiet, prefix=spec.show == "all", label=label)
+    try:
+        if label and not quiet:
+            screen.note(f"{label}begins")
+        with Launcher(spec, screen.output, screen.note) as launcher:
+            launcher.start()
+            if spec.node_rank == 0 and launcher.world is not None:
+                screen.follow(launcher.out)
+            while (outcome := launcher.poll()) is None:
+                screen.update()
+                time.sleep(POLL)
+            screen.update()
+            directory = launcher.out if launcher.world is not None else Path(spec.out or "runs")
+        screen.close()
+        if label and not quiet and outcome.code == 0 and screen.view.end is not None:
+            from offbeat.live import summary
+
+            screen.note(summary(screen.view).replace("\n", "; "))
+        if outcome.message is not None:
+            for line in outcome.detail:
+                typer.echo(f"  | {line}", err=True)
+            screen.note(outcome.message)
+            if launcher.world is not None:
+                screen.note(f"logs: {_short(directory / 'logs')}")
+        return outcome, directory, screen
+    finally:
+        screen.close()
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,409 @@
+"""The hosts of a job meet in node 0's store: who is there, how many workers each brings, who failed.
+
+Keys, all under "launcher/":
+
+job          node 0's: settings that all hosts must share, the run's directory and id
+host/<r>     node r is here: {"workers", "host", "id"}
+world        node 0's: [[host, workers], …] in node order; once it is there, the job starts
+failed       the first failure anywhere: {"node", "message", "detail"}
+refused      why a host could not take part (node 0 says so too)
+beat/<r>     counts up while node r's launcher lives
+done/<r>     node r's workers have all ended well
+left/<r>     node r's launcher needs the store no more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shlex
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from offbeat.cluster.spec import LaunchError, LaunchSpec
+
+BEAT = 0.5  # seconds between two looks at the store, and between two signs of life
+
+
+class StoreLost(ConnectionError):
+    """Node 0's store does not answer any more."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part: `hosts[r]` is node r's name and `workers[r]` its number of workers."""
+
+    hosts: tuple[str, ...]
+    workers: tuple[int, ...]
+    out: Path
+    run_id: str
+
+    @property
+    def size(self) -> int:
+        return sum(self.workers)
+
+    def first_rank(self, node: int) -> int:
+        """Global ranks follow the order of the nodes."""
+        return sum(self.workers[:node])
+
+
+class Hosts:
+    """This host's seat at the store. Node 0 opens the store, the others connect to it.
+
+    `idle` is called while waiting; it may raise to give up."""
+
+    def __init__(self, spec: LaunchSpec, idle: Callable[[], None], note: Callable[[str], None]):
+        self.spec, self._idle, self._note = spec, idle, note
+        self.name = socket.gethostname()
+        self._id = uuid.uuid4().hex
+        self._watch: Watch | None = None
+        self._registered = False
+        host, port = spec.address
+        if spec.node_rank == 0:
+            self.store, port = _open(host, port, spec.nnodes > 1, spec.endpoint)
+            if spec.nnodes > 1 and not _reachable(host, port):
+                raise LaunchError(
+                    f"--rdzv-endpoint {spec.endpoint}: node 0 hosts the rendezvous, so {host} must be an "
+                    f"address of this machine ({self.name}), which cannot reach itself there"
+                )
+        else:
+            self.store = self._join(host, port)
+        self.address = (host, port)
+
+    # Meeting
+
+    def meet(self, directory: Callable[[], Path]) -> World:
+        """Waits until every host is there. Node 0 calls `directory` for the run's directory.
+
+        Raises LaunchError when a host does not come, does not fit, or has failed."""
+        spec, end = self.spec, time.monotonic() + self.spec.rdzv_timeout
+        try:
+            if spec.node_rank == 0:
+                job = {**self._shared(), "out": str(directory()), "id": f"offbeat-{self._id[:12]}"}
+                self.store.set("launcher/job", json.dumps(job))
+            else:
+                while not self.store.check(["launcher/job"]):
+                    self._rest(end, "node 0's launcher does not begin")
+                job = json.loads(self.store.get("launcher/job"))
+                self._compare(job)
+            self._register()
+            while not self.store.check(["launcher/world"]):
+                missing = self._missing()
+                if not missing and spec.node_rank == 0:
+                    rows = [json.loads(self.store.get(f"launcher/host/{r}")) for r in range(spec.nnodes)]
+                    self.store.set("launcher/world", json.dumps([[r["host"], r["workers"]] for r in rows]))
+                    break
+                self._rest(end, self._absence(missing))
+            rows = json.loads(self.store.get("launcher/world"))
+        except (RuntimeError, OSError) as error:
+            raise LaunchError(f"the rendezvous at {self._where} was lost: {_first(error)}") from None
+        if spec.nnodes > 1:
+            self._watch = Watch(self._client(*self.address, patience=spec.host_timeout), spec)
+        return World(tuple(r[0] for r in rows), tuple(r[1] for r in rows), Path(job["out"]), job["id"])
+
+    def _register(self) -> None:
+        me = {"workers": self.spec.workers, "host": self.name, "id": self._id}
+        key = f"launcher/host/{self.spec.node_rank}"
+        there = json.loads(self.store.compare_set(key, "", json.dumps(me)))
+        if there["id"] != self._id:
+            raise self._refusal(
+                f"--node-rank {self.spec.node_rank} is taken by {there['host']}; every host needs its own"
+            )
+        self._registered = True
+
+    def _shared(self) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "--nnodes": spec.nnodes,
+            "SCRIPT": Path(spec.script).name,
+            "--plan": spec.plan,
+            "--total": spec.total,
+            "--seed": spec.seed,
+            "--wire": spec.wire,
+        }
+
+    def _compare(self, job: dict[str, Any]) -> None:
+        for name, mine in self._shared().items():
+            if job.get(name) != mine:
+                there, here = (("none" if v is None else repr(v)) for v in (job.get(name), mine))
+                raise self._refusal(
+                    f"{name} differs between the hosts: {here} on node {self.spec.node_rank} ({self.name}), "
+                    f"{there} on node 0"
+                )
+
+    def _refusal(self, message: str) -> LaunchError:
+        with contextlib.suppress(RuntimeError):
+            self.store.set("launcher/refused", f"a host was turned away: {message}")
+        return LaunchError(message)
+
+    def _missing(self) -> list[int]:
+        return [r for r in range(self.spec.nnodes) if not self.store.check([f"launcher/host/{r}"])]
+
+    def _absence(self, missing: list[int]) -> str:
+        spec = self.spec
+        if not missing:
+            return "node 0 does not begin"
+        plan = f' --plan "{spec.plan}"' if spec.plan else ""
+        more = "".join(
+            f" --{name} {value}"
+            for name, value in (("total", spec.total), ("seed", spec.seed), ("wire", spec.wire))
+            if value is not None
+        )
+        # Behind "--" every word is the script's.
+        words = shlex.join([spec.script, *(["--", *spec.args] if spec.args else [])])
+        command = (
+            f"offbeat run --nnodes {spec.nnodes} --node-rank {missing[0]} --rdzv-endpoint {spec.endpoint} "
+            f"-n {spec.workers}{plan}{more} {words}"
+        )
+        which = f"node rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return f"{which} of {spec.nnodes} did not come; start there: {command}"
+
+    def _rest(self, end: float, why: str) -> None:
+        """A pause while waiting for others; the one place where a rendezvous gives up."""
+        self._idle()
+        if self.store.check(["launcher/refused"]) and self.spec.node_rank == 0:
+            self._note(self.store.get("launcher/refused").decode())
+            self.store.delete_key("launcher/refused")
+        if self.store.check(["launcher/failed"]):
+            raise LaunchError(json.loads(self.store.get("launcher/failed"))["message"])
+        if time.monotonic() > end:
+            message = f"after {self.spec.rdzv_timeout:g} s (--rdzv-timeout), {why}"
+            self.fail(message)
+            raise LaunchError(message)
+        time.sleep(0.1)
+
+    # During the run
+
+    def fail(self, message: str, detail: Sequence[str] = ()) -> None:
+        """Tells all hosts that the job is over, and the failed worker's last lines; the first is kept.
+        A host that was turned away has no say."""
+        if not self._registered and self.spec.node_rank != 0:
+            return
+        value = {"node": self.spec.node_rank, "message": message, "detail": list(detail)}
+        self._tell(lambda: self.store.compare_set("launcher/failed", "", json.dumps(value)))
+
+    def trouble(self) -> dict[str, Any] | None:
+        """What went wrong on another host, if anything (the record "failed"). Raises StoreLost."""
+        return None if self._watch is None else self._watch.trouble()
+
+    def done(self) -> None:
+        """This host's workers have all ended well."""
+        self.store.set(f"launcher/done/{self.spec.node_rank}", "1")
+
+    def all_done(self) -> bool:
+        """Whether those of every host have. Raises StoreLost."""
+        if self._watch is None:
+            return True
+        self._watch.trouble()
+        return self._watch.all_done
+
+    def leave(self) -> None:
+        """Nothing more to say. Node 0 keeps the store until the others have left, for a bounded time."""
+        spec = self.spec
+        if spec.nnodes > 1 and self._registered:  # one turned away has no seat to give up
+            self._tell(lambda: self.store.set(f"launcher/left/{spec.node_rank}", "1"))
+            if spec.node_rank == 0:
+                with contextlib.suppress(RuntimeError):
+                    self._outlast(time.monotonic() + spec.grace + 5)
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _tell(self, action: Callable[[], object], patience: float = 3.0) -> None:
+        """Last words: a store that has gone, or is cut off without a word, must not hold up the end."""
+
+        def speak() -> None:
+            with contextlib.suppress(RuntimeError):
+                action()
+
+        if self._watch is None or not self._watch.lost:
+            thread = threading.Thread(target=speak, name="offbeat-tell", daemon=True)
+            thread.start()
+            thread.join(patience)
+
+    def _outlast(self, end: float) -> None:
+        while time.monotonic() < end:
+            here = [r for r in range(self.spec.nnodes) if self.store.check([f"launcher/host/{r}"])]
+            if all(self.store.check([f"launcher/left/{r}"]) for r in here):
+                return
+            time.sleep(0.05)
+
+    # Connections
+
+    @property
+    def _where(self) -> str:
+        return self.spec.endpoint or "this host"
+
+    def _join(self, host: str, port: int) -> TCPStore:
+        end = time.monotonic() + self.spec.rdzv_timeout
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError:
+            raise LaunchError(f"--rdzv-endpoint {self.spec.endpoint}: no host is named {host}") from None
+        while not _reachable(host, port, 2.0):
+            self._idle()
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"after {self.spec.rdzv_timeout:g} s (--rdzv-timeout), nothing answers at "
+                    f"{self.spec.endpoint}; is node 0's launcher running there?"
+                )
+            time.sleep(0.2)
+        return self._client(host, port, patience=min(self.spec.rdzv_timeout, self.spec.host_timeout))
+
+    def _client(self, host: str, port: int, patience: float) -> TCPStore:
+        """A connection whose calls wait at most `patience` seconds. It is made in a thread, because a
+        stranger who listens at that port and says nothing would hold it for ever."""
+        made: list[TCPStore | Exception] = []
+
+        def connect() -> None:
+            try:
+                made.append(
+                    TCPStore(
+                        host,
+                        port,
+                        is_master=False,
+                        wait_for_workers=False,
+                        timeout=timedelta(seconds=patience),
+                    )
+                )
+            except (RuntimeError, ValueError) as error:
+                made.append(error)
+
+        thread = threading.Thread(target=connect, name="offbeat-connect", daemon=True)
+        thread.start()
+        end = time.monotonic() + patience
+        while thread.is_alive() and time.monotonic() < end:
+            self._idle()
+            thread.join(0.1)
+        if not made or isinstance(made[0], Exception):
+            raise LaunchError(
+                f"--rdzv-endpoint {self.spec.endpoint}: what listens there is no launcher of offbeat"
+            )
+        return made[0]
+
+
+class Watch:
+    """A thread that looks into the store a few times a second, through a connection of its own: a silent
+    cut of the network must not stop the launcher from tending its workers."""
+
+    def __init__(self, store: TCPStore, spec: LaunchSpec):
+        self._store, self._spec = store, spec
+        self._failed: dict[str, Any] | None = None
+        self.lost: str | None = None
+        self.all_done = False
+        self._answered = time.monotonic()
+        self._stop = threading.Event()
+        self._seen = {r: (-1, time.monotonic()) for r in range(spec.nnodes) if r != spec.node_rank}
+        self._thread = threading.Thread(target=self._run, name="offbeat-hosts", daemon=True)
+        self._thread.start()
+
+    def trouble(self) -> dict[str, Any] | None:
+        if self._failed is not None:
+            return self._failed
+        # Not every call of the store keeps to its time-out when the network falls silent.
+        if not self._stop.is_set() and time.monotonic() - self._answered > self._spec.host_timeout:
+            self.lost = self.lost or f"no answer for {self._spec.host_timeout:g} s"
+        if self.lost is not None:
+            raise StoreLost(self.lost)
+        return None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        mine, nodes = f"launcher/beat/{self._spec.node_rank}", range(self._spec.nnodes)
+        try:
+            while not self._stop.wait(BEAT):
+                self._store.add(mine, 1)
+                self._answered = time.monotonic()
+                if self._store.check(["launcher/failed"]):
+                    self._failed = json.loads(self._store.get("launcher/failed"))
+                    return
+                if all(self._store.check([f"launcher/done/{r}"]) for r in nodes):
+                    self.all_done = True
+                if self._spec.node_rank == 0:
+                    self._listen()
+        except RuntimeError as error:
+            # Node 0 may go once all hosts are done.
+            if not self.all_done:
+                self.lost = _first(error)
+
+    def _listen(self) -> None:
+        """Node 0 misses a host that has fallen silent without having finished."""
+        now = time.monotonic()
+        for node, (count, since) in self._seen.items():
+            beat = self._store.add(f"launcher/beat/{node}", 0)
+            if beat != count:
+                self._seen[node] = (beat, now)
+            elif now - since > self._spec.host_timeout and not self._store.check([f"launcher/left/{node}"]):
+                name = json.loads(self._store.get(f"launcher/host/{node}"))["host"]
+                message = f"node {node} ({name}) has not been heard of for {self._spec.host_timeout:g} s"
+                value = {"node": node, "message": message, "detail": []}
+                self._store.compare_set("launcher/failed", "", json.dumps(value))
+
+
+def _open(host: str, port: int, everywhere: bool, endpoint: str | None) -> tuple[TCPStore, int]:
+    """The store on a socket of ours: an address in use is told at once, and on a single host nobody
+    else can connect."""
+    try:
+        listener = _listen_at(None if everywhere else host, port)
+    except socket.gaierror:
+        raise LaunchError(f"--rdzv-endpoint {endpoint}: no host is named {host}") from None
+    except OSError as error:
+        reason = (
+            "is in use"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be listened at: {os.strerror(error.errno or 0)}"
+        )
+        raise LaunchError(f"--rdzv-endpoint {endpoint}: port {port} of this machine {reason}") from None
+    port = listener.getsockname()[1]
+    try:
+        store = TCPStore(
+            host if not everywhere else "localhost",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
+        )
+    except RuntimeError as error:
+        raise LaunchError(f"the rendezvous cannot be opened at port {port}: {_first(error)}") from None
+    return store, port
+
+
+def _listen_at(host: str | None, port: int) -> socket.socket:
+    if host is not None:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=512)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("0.0.0.0", port), backlog=512)
+
+
+def _reachable(host: str, port: int, timeout: float = 5.0) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=timeout):
+            return True
+    except OSError:
+        return False
+
+
+def _first(error: BaseException) -> str:
+    return str(error).split("\n")[0][:200]

@@ -1,0 +1,284 @@
+"""The launcher of one host: starts this host's workers, shows what they say, ends them together.
+
+It outlives its workers. The rendezvous store lives in the first host's launcher, every worker has an
+elastic context of its own, and what follows from a worker's death is decided in one place,
+`Launcher._on_exit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from offbeat.cluster.spec import LaunchError as LaunchError
+from offbeat.cluster.spec import LaunchSpec as LaunchSpec
+from offbeat.cluster.spec import run_directory
+
+# c10d prints a C++ stack at every failed connection; what matters is said in a line of ours. It is read
+# when torch is loaded, and must not reach the workers.
+_quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ and "torch" not in sys.modules
+if _quiet:
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+try:
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    from offbeat.cluster.hosts import Hosts, StoreLost, World
+    from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess
+finally:
+    if _quiet:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupted(BaseException):
+    """The person, or the system, asked the launcher to end. Nothing that handles errors may handle it."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How this host's part of the job ended. `code` is the launcher's exit code, `message` says what
+    failed and where (None if all went well), `detail` holds the last lines of the failed worker's
+    standard error that the person has not seen yet."""
+
+    code: int
+    message: str | None = None
+    detail: tuple[str, ...] = ()
+
+
+class Launcher:
+    """`start()`, then `poll()` a few times a second until it returns an `Outcome`.
+
+        with Launcher(spec) as launcher:
+            launcher.start()
+            while (outcome := launcher.poll()) is None:
+                time.sleep(0.05)
+
+    While it is open in the main thread it answers SIGINT, SIGTERM, SIGHUP and SIGQUIT by stopping the
+    workers, a second one by killing them. `sink` takes the workers' output, `note` lines for the person.
+    """
+
+    def __init__(self, spec: LaunchSpec, sink: Sink | None = None, note: Callable[[str], None] | None = None):
+        self.spec = spec
+        self.workers: dict[int, WorkerProcess] = {}
+        self.world: World | None = None
+        self._sink = sink or _print
+        self._note = note or (lambda line: print(f"offbeat: {line}", file=sys.stderr, flush=True))
+        self._hosts: Hosts | None = None
+        self._signals: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        self._reported_done = False
+        self._outcome: Outcome | None = None
+        self._last_words: list[str] = []
+        # The contexts log each failure; the person hears it once, from us.
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outcome is None:
+            self._finish(Outcome(1, None if error is None else f"the launcher failed: {error!r}"))
+        self._give_signals_back()
+
+    @property
+    def out(self) -> Path:
+        """The run's directory, once `start` has returned."""
+        if self.world is None:
+            raise RuntimeError("the run's directory is known once the launcher has started")
+        return self.world.out
+
+    def start(self) -> None:
+        """Meets the other hosts and starts this host's workers.
+
+        Raises LaunchError when that cannot be; then no worker is left running. A signal that comes
+        meanwhile is answered by the first `poll`."""
+        self._take_signals()
+        try:
+            self._hosts = Hosts(self.spec, self._check_signals, self._note)
+            self.world = self._hosts.meet(lambda: run_directory(self.spec))
+            first = self.world.first_rank(self.spec.node_rank)
+            for local_rank in range(self.spec.workers):
+                self._check_signals()
+                self._start_worker(first + local_rank, local_rank)
+        except Interrupted:
+            return
+        except (LaunchError, OSError) as error:
+            problem = error if isinstance(error, LaunchError) else LaunchError(f"no start: {error}")
+            self._finish(Outcome(2, str(problem)))
+            raise problem from None
+
+    def poll(self) -> Outcome | None:
+        """Forwards output, looks after the workers and the other hosts. None while the job runs."""
+        if self._outcome is None:
+            outcome = self._look()
+            if outcome is not None:
+                self._finish(outcome)
+        return self._outcome
+
+    def stop(self, message: str = "stopped", code: int = 1) -> Outcome:
+        """Ends the job on all hosts."""
+        if self._outcome is None:
+            self._finish(Outcome(code, message))
+        return self._outcome or Outcome(code, message)
+
+    # One look
+
+    def _look(self) -> Outcome | None:
+        if self._signals:
+            name = signal.Signals(self._signals[0]).name
+            return Outcome(128 + self._signals[0], f"stopped by {name} on {self._place()}")
+        ended = [(worker, exit) for worker in self.workers.values() if (exit := worker.poll())]
+        failed = [(worker, exit) for worker, exit in ended if exit.code]
+        if failed:
+            return self._on_exit(failed)
+        assert self._hosts is not None
+        try:
+            if trouble := self._hosts.trouble():
+                return Outcome(1, trouble["message"], tuple(trouble["detail"]))
+            if len(ended) < len(self.workers):
+                return None
+            if not self._reported_done:
+                self._reported_done = True
+                self._hosts.done()
+            return Outcome(0) if self._hosts.all_done() else None
+        except (StoreLost, RuntimeError) as error:
+            return Outcome(
+                1, f"node 0's launcher, at {self.spec.endpoint}, was lost during the run ({_line(error)})"
+            )
+
+    def _on_exit(self, failed: list[tuple[WorkerProcess, Exit]]) -> Outcome:
+        """What follows from the death of workers: here, the job's end. The first to have failed is the
+        cause, the others mostly miss it."""
+        failed = sorted(failed, key=lambda pair: pair[0].spoke_at())
+        worker, exit = failed[0]
+        others = [f"rank {other.rank} ({after.text})" for other, after in failed[1:]]
+        message = f"rank {exit.rank} on {self._place()} failed with {exit.text}"
+        if others:
+            message += f"; so did {', '.join(others)}"
+        self._last_words = worker.last_words()
+        return Outcome(1, message, () if worker.shown else tuple(self._last_words))
+
+    def _place(self) -> str:
+        name = self._hosts.name if self._hosts else "this host"
+        return f"{name} (node {self.spec.node_rank})" if self.spec.nnodes > 1 else name
+
+    # Workers
+
+    def _start_worker(self, rank: int, local_rank: int, attempt: int = 0) -> None:
+        assert self.world is not None
+        shown = self.spec.show == "all" or (self.spec.show == "first" and rank == 0)
+        try:
+            self.workers[rank] = WorkerProcess(
+                self.spec.script,
+                self.spec.args,
+                self._environment(rank, local_rank, attempt),
+                WorkerLogs(self.world.out / "logs", rank, attempt),
+                self._sink if shown else None,
+            )
+        except SignalException as signalled:
+            self._signals.append(signalled.sigval)
+            raise Interrupted(signalled.sigval) from None
+        finally:
+            self._take_signals()  # the context puts handlers of its own
+
+    def _environment(self, rank: int, local_rank: int, attempt: int) -> dict[str, str]:
+        assert self.world is not None
+        assert self._hosts is not None
+        spec, world = self.spec, self.world
+        address, port = self._hosts.address
+        env = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": world.size,
+            "LOCAL_WORLD_SIZE": spec.workers,
+            "GROUP_RANK": spec.node_rank,
+            "GROUP_WORLD_SIZE": spec.nnodes,
+            "ROLE_NAME": "default",
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": world.size,
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+            "TORCHELASTIC_RESTART_COUNT": attempt,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_RUN_ID": world.run_id,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", 1),
+            "OFFBEAT_OUT": world.out,
+            "OFFBEAT_LAUNCHER": os.getpid(),
+            "OFFBEAT_RDZV_TIMEOUT": f"{spec.rdzv_timeout:g}",
+            "OFFBEAT_SPAWNED": f"{time.time():.6f}",
+            "OFFBEAT_PLAN": spec.plan,
+            "OFFBEAT_TOTAL": spec.total,
+            "OFFBEAT_SEED": spec.seed,
+            "OFFBEAT_WIRE": spec.wire,
+        }
+        return {name: str(value) for name, value in env.items() if value is not None}
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Ends what still runs here, tells the other hosts, and lets the store go."""
+        self._outcome = outcome
+        if outcome.message is not None and self._hosts is not None:
+            self._hosts.fail(outcome.message, self._last_words)
+        self._end_workers()
+        if self._hosts is not None:
+            self._hosts.leave()
+
+    def _end_workers(self) -> None:
+        signals = len(self._signals)
+        left = [worker for worker in self.workers.values() if worker.poll() is None]
+        for worker in left:
+            worker.signal(signal.SIGTERM)
+        end = time.monotonic() + self.spec.grace
+        while left and time.monotonic() < end and len(self._signals) == signals:
+            time.sleep(0.02)
+            left = [worker for worker in left if worker.poll() is None]
+        for worker in left:
+            worker.reap(self.spec.grace)
+
+    # Signals
+
+    def _check_signals(self) -> None:
+        if self._signals:
+            raise Interrupted(self._signals[0])
+
+    def _take_signals(self) -> None:
+        for number in SIGNALS:
+            with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+                before = self._handlers.get(number, signal.getsignal(number))
+                # What was ignored before (nohup, a shell's background job) stays ignored.
+                signal.signal(number, before if before == signal.SIG_IGN else self._on_signal)
+                self._handlers[number] = before
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _give_signals_back(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+
+def _print(rank: int, stream: str, text: str) -> None:
+    file = sys.stdout if stream == "out" else sys.stderr
+    file.write(text)
+    file.flush()
+
+
+def _line(error: BaseException) -> str:
+    return str(error).split("\n")[0][:120]

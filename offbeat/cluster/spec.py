@@ -1,0 +1,137 @@
+"""What a launcher is asked to do, checked before anything is started. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Show = Literal["none", "first", "all"]
+"""Whose output the person sees: nobody's, rank 0's, or every rank's with its number before each line."""
+
+WIRES = ("bf16", "fp32")
+
+_ENDPOINT = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})")
+
+
+class LaunchError(ValueError):
+    """A job that cannot be started; the message is one line for a person, and nothing was started."""
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One host's part of a job.
+
+    `workers` is the number of processes on this host; hosts may differ. `endpoint` is "host:port" of node
+    0's store, needed with several hosts. `plan`, `total` (units), `seed` and `wire` override the script's
+    and must be the same on all hosts. `out` is the run's directory, by default a new one under runs/; node
+    0's counts. Times are in seconds: `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of
+    life until a host counts as lost, `grace` between TERM and KILL.
+
+    Raises LaunchError, which names the value that cannot be meant and what would be valid.
+    """
+
+    script: str
+    args: tuple[str, ...] = ()
+    workers: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    endpoint: str | None = None
+    out: str | None = None
+    plan: str | None = None
+    total: int | None = None
+    seed: int | None = None
+    wire: str | None = None
+    rdzv_timeout: float = 300.0
+    host_timeout: float = 30.0
+    grace: float = 5.0
+    show: Show = "first"
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise LaunchError(f"-n {self.workers}: a host runs at least one worker")
+        if self.nnodes < 1:
+            raise LaunchError(f"--nnodes {self.nnodes}: a job has at least one host")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise LaunchError(
+                f"--node-rank {self.node_rank}: with --nnodes {self.nnodes} it is 0 to {self.nnodes - 1}"
+            )
+        if self.nnodes > 1 and self.endpoint is None:
+            raise LaunchError(
+                f"--nnodes {self.nnodes} needs --rdzv-endpoint HOST:PORT, the address of node 0"
+            )
+        if self.endpoint is not None:
+            split_endpoint(self.endpoint)
+        if self.total is not None and self.total < 1:
+            raise LaunchError(f"--total {self.total}: a job has at least one unit")
+        if self.wire is not None and self.wire not in WIRES:
+            raise LaunchError(f"--wire {self.wire}: valid are {' and '.join(WIRES)}")
+        for name, seconds in (
+            ("--rdzv-timeout", self.rdzv_timeout),
+            ("host_timeout", self.host_timeout),
+            ("grace", self.grace),
+        ):
+            if not 0 < seconds < 1e7:  # the upper bound also keeps infinity out of C++ durations
+                raise LaunchError(f"{name} {seconds:g}: a positive number of seconds, below 10,000,000")
+        script = Path(self.script)
+        if script.is_dir():
+            raise LaunchError(f"{self.script} is a directory, not a script")
+        if not script.is_file():
+            raise LaunchError(f"there is no script {self.script} (seen from {Path.cwd()})")
+        if not os.access(script, os.R_OK):
+            raise LaunchError(f"the script {self.script} may not be read")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the store; port 0 on a single host: any free one."""
+        return ("127.0.0.1", 0) if self.endpoint is None else split_endpoint(self.endpoint)
+
+
+def split_endpoint(text: str) -> tuple[str, int]:
+    """ "host:port", or "[address]:port" for IPv6. Raises LaunchError."""
+    found = _ENDPOINT.fullmatch(text)
+    if not found or not 1 <= int(found["port"]) <= 65535:
+        raise LaunchError(
+            f"--rdzv-endpoint {text!r}: write HOST:PORT with a port of 1 to 65535, such as 10.0.0.1:29500"
+        )
+    return found["six"] or found["host"], int(found["port"])
+
+
+def new_directory(script: str, under: str | Path = "runs", label: str = "", now: float | None = None) -> Path:
+    """Makes `<under>/<YYYYmmdd-HHMMSS>-<label><script's stem>`, with -2, -3, … where that exists."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    base = Path(under) / f"{stamp}-{label}{Path(script).stem}"
+    path, number = base, 1
+    while True:
+        with contextlib.suppress(FileExistsError):
+            _make(path, exist_ok=False)
+            return path.absolute()
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+
+
+def run_directory(spec: LaunchSpec) -> Path:
+    """The directory of `spec`'s run, made if it is not there. One that holds a journal already is refused,
+    because two runs in one journal could not be told apart."""
+    if spec.out is None:
+        return new_directory(spec.script)
+    path = Path(spec.out)
+    if (path / "journal.jsonl").exists():
+        raise LaunchError(f"--out {spec.out} holds the journal of an earlier run; give another directory")
+    _make(path, exist_ok=True)
+    return path.absolute()
+
+
+def _make(path: Path, exist_ok: bool) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        if not exist_ok:
+            raise
+        raise LaunchError(f"--out {path} is a file, not a directory") from None
+    except OSError as error:
+        raise LaunchError(f"the run's directory {path} cannot be made: {error.strerror}") from None

@@ -1,0 +1,143 @@
+"""Several plans of one job beside each other: a function of their journals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from offbeat.journal import Record
+from offbeat.live import amount, clock, number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ACCURACY = ("accuracy", "acc", "test_accuracy", "val_accuracy")
+"""Names under which a script's `sync.log` may give an accuracy; the first that is there counts."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan. Times in seconds, from the first step on; `waiting` and `relative` are shares (`relative`:
+    of the first plan's time). `to_target` is when the plan first reached `Comparison.target`. None where
+    the journal doesn't say; `error` where the run failed."""
+
+    plan: str
+    out: str = ""
+    seconds: float | None = None
+    samples_per_s: float | None = None
+    waiting: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    to_target: float | None = None
+    relative: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`target` is the worst plan's best accuracy: the least that every finished plan has reached."""
+
+    rows: tuple[Row, ...]
+    target: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [asdict(row) for row in self.rows]
+        return {"target": self.target, "plans": [{k: _finite(v) for k, v in row.items()} for row in rows]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `compare` needs of one run: the plan as it was asked for, its journal, and why it failed."""
+
+    plan: str
+    records: Sequence[Record]
+    out: str = ""
+    error: str | None = None
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Compares finished runs; one without an `end` record counts as failed."""
+    failed = [run.error or (None if _last(run.records, "end") else "it did not end") for run in runs]
+    curves = [_curve(run.records) for run in runs]
+    bests = [max(a for _, a in curve) for curve, why in zip(curves, failed, strict=True) if curve and not why]
+    target = min(bests) if bests else None
+    rows: list[Row] = []
+    for run, curve, why in zip(runs, curves, failed, strict=True):
+        end = _last(run.records, "end") or {}
+        if why:
+            rows.append(Row(run.plan, run.out, error=why))
+            continue
+        seconds = number(end.get("seconds"))
+        base = rows[0].seconds if rows else seconds
+        reached = [t for t, accuracy in curve if target is not None and accuracy >= target]
+        rows.append(
+            Row(
+                plan=run.plan,
+                out=run.out,
+                seconds=seconds,
+                samples_per_s=number(end.get("samples_per_s")),
+                waiting=number(end.get("waiting")),
+                loss=number(end.get("loss")),
+                accuracy=curve[-1][1] if curve else None,
+                to_target=reached[0] if reached else None,
+                relative=seconds / base if seconds is not None and base else None,
+            )
+        )
+    return Comparison(tuple(rows), target)
+
+
+def table(comparison: Comparison) -> Table:
+    """The comparison for a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    target = "the target" if comparison.target is None else f"{100 * comparison.target:.1f}%"
+    made = Table(box=box.SIMPLE_HEAD)
+    made.add_column("plan", overflow="fold")
+    for name in ("time", "vs first", "samples/s", "waiting", "final loss", "accuracy", f"time to {target}"):
+        made.add_column(name, justify="right")
+    for row in comparison.rows:
+        if row.error is not None:
+            made.add_row(row.plan, "failed", *[""] * 6)
+        else:
+            made.add_row(row.plan, *_cells(row))
+    return made
+
+
+def _cells(row: Row) -> list[str]:
+    def cell(value: float | None, form: str = "", scale: float = 1.0, after: str = "") -> str:
+        return "–" if value is None else f"{scale * value:{form}}{after}"
+
+    return [
+        "–" if row.seconds is None else clock(row.seconds, precise=True),
+        cell(row.relative, ".2f", after="×"),
+        "–" if row.samples_per_s is None else amount(row.samples_per_s),
+        cell(row.waiting, ".1f", 100, "%"),
+        cell(row.loss, ".4g"),
+        cell(row.accuracy, ".2f", 100, "%"),
+        "–" if row.to_target is None else clock(row.to_target, precise=True),
+    ]
+
+
+def _curve(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """(seconds since the first step, accuracy) of every evaluation."""
+    began = next((number(r.get("t")) or 0.0 for r in records if r.get("type") == "phase"), 0.0)
+    curve = []
+    for record in records:
+        if record.get("type") == "evaluation":
+            values = record.get("values") or {}
+            accuracy = next((number(values[name]) for name in ACCURACY if name in values), None)
+            if accuracy is not None and math.isfinite(accuracy):
+                curve.append(((number(record.get("t")) or 0.0) - began, accuracy))
+    return curve
+
+
+def _last(records: Sequence[Record], kind: str) -> Record | None:
+    return next((record for record in reversed(records) if record.get("type") == kind), None)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become their names, as in a journal."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,239 @@
+"""What a person sees of a run: a line while it runs, a summary at its end. Pure functions of the
+journal's records, and the small reader that follows a journal while it grows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from offbeat.journal import Record
+
+RECENT = 10.0
+"""Seconds over which speed, waiting and the time left are judged."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The job at time `t`: share of it done, samples, the workers' busy and waiting seconds, in all."""
+
+    t: float
+    progress: float = 0.0
+    samples: float = 0.0
+    busy: float = 0.0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class View:
+    """A run as far as its journal tells. Times are seconds since the run's start."""
+
+    plan: str = ""
+    workers: int = 0
+    total: int = 0
+    batch_size: int = 0
+    protocol: str = ""
+    units: int = 0
+    loss: float | None = None
+    now: Point = field(default_factory=lambda: Point(0.0))
+    points: tuple[Point, ...] = ()
+    began: float | None = None
+    evaluation: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
+
+    @property
+    def first(self) -> Point:
+        return self.points[0] if self.points else self.now
+
+    @property
+    def samples_per_s(self) -> float | None:
+        seconds, samples = self.now.t - self.first.t, self.now.samples - self.first.samples
+        return samples / seconds if seconds > 0 and samples > 0 else None
+
+    @property
+    def waiting(self) -> float | None:
+        """Share of the workers' recent time that they spent waiting for each other."""
+        busy, wait = self.now.busy - self.first.busy, self.now.wait - self.first.wait
+        return wait / (busy + wait) if busy + wait > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        seconds, progress = self.now.t - self.first.t, self.now.progress - self.first.progress
+        if self.now.progress >= 1:
+            return 0.0
+        return (1 - self.now.progress) * seconds / progress if seconds > 0 and progress > 0 else None
+
+
+def fold(view: View, record: Record) -> View:
+    """The view after one more record. Records that it does not know change nothing."""
+    kind, t = record.get("type"), number(record.get("t")) or 0.0
+    if kind == "run":
+        return replace(
+            view,
+            plan=str(record.get("plan") or ""),
+            workers=int(number(record.get("workers")) or 0),
+            total=int(number(record.get("total")) or 0),
+            batch_size=int(number(record.get("batch_size")) or 0),
+        )
+    if kind in ("step", "phase"):
+        view = replace(
+            view,
+            protocol=str(record.get("protocol", view.protocol)),
+            units=int(number(record.get("units")) or view.units),
+            loss=view.loss if record.get("loss") is None else number(record["loss"]),
+            began=t if view.began is None else view.began,
+        )
+        return _at(view, t, progress=number(record.get("progress")) or view.now.progress)
+    if kind == "workers":
+        rows = record.get("workers") or []
+        totals = {
+            name: sum(number(row.get(key)) or 0.0 for row in rows)
+            for name, key in (("samples", "samples"), ("busy", "busy_s"), ("wait", "wait_s"))
+        }
+        return _at(view, t, **totals, keep=True)
+    if kind == "evaluation":
+        return replace(view, evaluation=dict(record.get("values") or {}))
+    if kind == "end":
+        done = int(number(record.get("units")) or view.units)
+        progress = min(1.0, done / view.total) if view.total else view.now.progress
+        return replace(view, end=dict(record), units=done, now=replace(view.now, progress=progress))
+    return view
+
+
+def view(records: Iterable[Record]) -> View:
+    """The view of all records."""
+    state = View()
+    for record in records:
+        state = fold(state, record)
+    return state
+
+
+def _at(view: View, t: float, keep: bool = False, **changes: float) -> View:
+    """`keep` makes the point one to measure speeds from: those of the last seconds, and one older."""
+    now, points = replace(view.now, t=t, **changes), view.points
+    if not points and view.began is not None:
+        points = (Point(view.began, progress=now.progress),)
+    if keep:
+        points = (*points, now)
+        recent = next(i for i, point in enumerate(points) if t - point.t <= RECENT)
+        points = points[max(0, recent - 1) :]
+    return replace(view, now=now, points=points)
+
+
+def line(view: View) -> str:
+    """One line: progress, speed, loss, protocol, share of waiting, time left. What is not known yet is
+    left out."""
+    if view.now.t == 0:
+        return "starting"
+    speed, waiting, left = view.samples_per_s, view.waiting, view.seconds_left
+    parts = [
+        f"{100 * view.now.progress:5.1f}%",
+        view.protocol,
+        "" if speed is None else f"{amount(speed)} samples/s",
+        "" if view.loss is None else f"loss {view.loss:.4g}",
+        "" if waiting is None else f"waiting {100 * waiting:.0f}%",
+        "" if left is None else f"ETA {clock(left)}",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def event(record: Record) -> str | None:
+    """The line that a record deserves of its own where lines are few, or None."""
+    kind = record.get("type")
+    if kind == "switch":
+        costs = [number(record.get(f"{part}_ms")) or 0.0 for part in ("drain", "settle", "transfer")]
+        return (
+            f"switch {record.get('from')} → {record.get('to')} at "
+            f"{100 * (number(record.get('progress')) or 0.0):.1f}% ({record.get('units')} units): "
+            f"{sum(costs):.1f} ms (drain {costs[0]:.1f}, settle {costs[1]:.1f}, transfer {costs[2]:.1f})"
+        )
+    if kind == "phase":
+        progress = number(record.get("progress")) or 0.0
+        return f"{100 * progress:.1f}%: {record.get('protocol')}" if progress == 0 else None
+    if kind == "warning":
+        return f"warning: {record.get('message')}"
+    return None
+
+
+def summary(view: View) -> str:
+    """The run's end in a few lines: time, speed, waiting, loss, last evaluation."""
+    if view.end is None:
+        return f"stopped at {100 * view.now.progress:.1f}% of {view.plan}" if view.plan else "no run recorded"
+    end = view.end
+    seconds, speed, waiting, loss = (
+        number(end.get(key)) for key in ("seconds", "samples_per_s", "waiting", "loss")
+    )
+    parts = [
+        "" if seconds is None else f"{clock(seconds, precise=True)}",
+        "" if speed is None else f"{amount(speed)} samples/s",
+        "" if waiting is None else f"waiting {100 * waiting:.1f}%",
+        "" if loss is None else f"final loss {loss:.4g}",
+    ]
+    text = f"{view.plan} on {view.workers} workers: " + ", ".join(part for part in parts if part)
+    if view.evaluation:
+        values = ", ".join(f"{name} {_short(value)}" for name, value in view.evaluation.items())
+        text += f"\nlast evaluation: {values}"
+    return text
+
+
+def number(value: Any) -> float | None:
+    """A journal's number; NaN and infinity stand there by name."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def amount(value: float) -> str:
+    """Three digits that matter: 8.25, 82.5, 825, 8,250."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def clock(seconds: float, precise: bool = False) -> str:
+    """Seconds for a person: 3.2 s (where precise) or 3 s, 2:05, 1:02:05."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if precise else f"{seconds:.0f} s"
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Follower:
+    """Reads a journal as it grows; `read` gives the records that came since the last call."""
+
+    def __init__(self, path: Path):
+        self._path, self._position, self._rest = path, 0, b""
+
+    def read(self) -> list[Record]:
+        """New whole records. A journal that is not there yet, or a line that is no record, is no error:
+        a look at a run must not end it."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                new = file.read()
+        except OSError:
+            return []
+        self._position += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        rows = []
+        for text in lines:
+            try:
+                row = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and "type" in row:
+                rows.append(row)
+        return rows

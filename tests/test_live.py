@@ -1,0 +1,217 @@
+"""What a person sees of a run, from records alone; and the comparison of plans."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from offbeat import live
+from offbeat.compare import Run, compare, table
+from offbeat.journal import Record
+from offbeat.screen import Screen
+
+
+def row(kind: str, t: float, **fields: Any) -> Record:
+    return {"type": kind, "t": t, **fields}
+
+
+def workers(t: float, samples: int, busy: float, wait: float) -> Record:
+    half = {"samples": samples / 2, "busy_s": busy / 2, "wait_s": wait / 2, "clock": 0}
+    return row("workers", t, workers=[{"rank": 0, **half}, {"rank": 1, **half}])
+
+
+START = [
+    row("run", 2.0, plan="bsp:50% local", total=200, batch_size=10, workers=2),
+    row("phase", 2.0, protocol="bsp", units=0, progress=0.0),
+]
+# 20 units a second, a quarter of the time waiting
+STEADY = [
+    one
+    for second in range(1, 5)
+    for one in (
+        row("step", 2.0 + second, protocol="bsp", units=20 * second, progress=0.1 * second, loss=1 / second),
+        workers(2.0 + second, 200 * second, 1.5 * second, 0.5 * second),
+    )
+]
+END = row("end", 12.0, seconds=10.0, units=200, samples=2000, samples_per_s=200.0, waiting=0.25, loss=0.1)
+
+
+def test_before_anything_is_known() -> None:
+    assert live.line(live.View()) == "starting"
+    assert live.line(live.view(START)) == "  0.0%  bsp"
+
+
+def test_the_line_of_a_steady_run() -> None:
+    assert live.line(live.view(START + STEADY)) == (
+        " 40.0%  bsp  200 samples/s  loss 0.25  waiting 25%  ETA 6 s"
+    )
+
+
+def test_recent_speed_counts_not_the_mean() -> None:
+    slow = [
+        one
+        for s in range(1, 31)
+        for one in (
+            row("step", 6.0 + s, protocol="local", units=80 + s, progress=0.4 + s / 200, loss=0.2),
+            workers(6.0 + s, 800 + 10 * s, 6.0 + 0.2 * s, 2.0 + 1.8 * s),
+        )
+    ]
+    view = live.view(START + STEADY + slow)
+    assert view.samples_per_s == pytest.approx(10)
+    assert view.waiting == pytest.approx(0.9)
+    assert view.seconds_left == pytest.approx(90, rel=1e-3)
+    assert len(view.points) <= 13
+    assert live.line(view) == " 55.0%  local  10 samples/s  loss 0.2  waiting 90%  ETA 1:30"
+
+
+def test_a_loss_that_is_no_number() -> None:
+    view = live.view([*START, row("step", 3.0, protocol="bsp", units=1, progress=0.1, loss="nan")])
+    assert "loss nan" in live.line(view)
+
+
+def test_unknown_and_incomplete_records_are_harmless() -> None:
+    strange = [row("novel", 1.0), {"type": "step"}, {"type": "workers", "t": 1}, {"type": "end"}]
+    assert live.view(START + strange).plan == "bsp:50% local"
+
+
+def test_lines_of_their_own() -> None:
+    switch = {"from": "bsp", "to": "local", "drain_ms": 1, "settle_ms": 9, "transfer_ms": 2}
+    told = live.event(row("switch", 7.0, units=100, progress=0.5, **switch))
+    assert told == "switch bsp → local at 50.0% (100 units): 12.0 ms (drain 1.0, settle 9.0, transfer 2.0)"
+    assert live.event(START[1]) == "0.0%: bsp"
+    assert live.event(row("warning", 1.0, message="odd")) == "warning: odd"
+    assert live.event(STEADY[0]) is None
+
+
+def test_summary() -> None:
+    evaluation = row("evaluation", 12.0, units=200, progress=1.0, values={"accuracy": 0.9312345, "n": 3})
+    assert live.summary(live.view([*START, *STEADY, evaluation, END])) == (
+        "bsp:50% local on 2 workers: 10.0 s, 200 samples/s, waiting 25.0%, final loss 0.1\n"
+        "last evaluation: accuracy 0.9312, n 3"
+    )
+    assert live.line(live.view([*START, *STEADY, END])).startswith("100.0%")
+    assert live.summary(live.view(START + STEADY)) == "stopped at 40.0% of bsp:50% local"
+    assert live.summary(live.View()) == "no run recorded"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(3.24, "3 s"), (60, "1:00"), (125.4, "2:05"), (3725, "1:02:05"), (float("inf"), "?")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert live.clock(seconds) == text
+
+
+def test_follower_reads_each_record_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    follower = live.Follower(path)
+    assert follower.read() == []
+    first, second = (
+        json.dumps(row("warning", 1.0, message="ä"), ensure_ascii=False).encode() + b"\n",
+        b'{"type": "end"}\n',
+    )
+    cut = first.index(b"\xa4")  # inside a character
+    with path.open("wb", buffering=0) as file:
+        file.write(first[:cut])
+        assert follower.read() == []
+        file.write(first[cut:] + b"no json\n[1]\n" + second)
+        assert [record["type"] for record in follower.read()] == ["warning", "end"]
+        assert follower.read() == []
+
+
+def test_plain_lines_where_there_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.screen.EVERY", 0.0)
+    path = tmp_path / "journal.jsonl"
+    screen = Screen(label="x: ")
+    screen.follow(tmp_path)
+    for records in (START, STEADY, STEADY[:1]):
+        with path.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        screen.update()
+    screen.output(0, "out", "from the script\n")
+    screen.close()
+    out, err = capsys.readouterr()
+    assert out == "from the script\n"
+    assert err.startswith("offbeat: x: 0.0%: bsp\noffbeat: x:  40.0%  bsp  200 samples/s")
+
+
+def test_one_line_at_the_bottom_of_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    screen.follow(tmp_path)
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(r) + "\n" for r in START + STEADY))
+    screen.update()
+    screen.output(0, "out", "10%\r20%\nplain [bold]words[/bold]\n")
+    screen.close()
+    text = terminal.getvalue()
+    assert "40.0%  bsp  200 samples/s" in text
+    assert "plain [bold]words[/bold]" in text
+    assert "10%" not in text
+
+
+def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(r) + "\n" for r in START))
+    screen = Screen(quiet=True)
+    screen.follow(tmp_path)
+    screen.update()
+    assert capsys.readouterr() == ("", "")
+
+
+# The comparison
+
+
+def run(plan: str, seconds: float, curve: list[tuple[float, float]], **end: Any) -> Run:
+    """A run that begins 2 s after its spawn; `curve` is in seconds since the first step."""
+    evaluations = [row("evaluation", 2 + t, values={"accuracy": a, "loss": 1.0}) for t, a in curve]
+    return Run(plan, [*START, *evaluations, {**END, "seconds": seconds, **end}])
+
+
+def test_compare_uses_the_worst_plans_best_accuracy() -> None:
+    result = compare(
+        [
+            run("bsp", 10.0, [(2, 0.5), (4, 0.7), (10, 0.9)]),
+            run("local", 5.0, [(1, 0.6), (3, 0.8), (5, 0.75)], loss="nan"),
+        ]
+    )
+    assert result.target == 0.8
+    bsp, local = result.rows
+    assert (bsp.to_target, local.to_target) == (10, 3)
+    assert (bsp.relative, local.relative) == (1.0, 0.5)
+    assert (bsp.accuracy, local.accuracy) == (0.9, 0.75)
+    assert (bsp.samples_per_s, bsp.waiting, bsp.loss) == (200.0, 0.25, 0.1)
+    assert json.loads(json.dumps(result.as_json(), allow_nan=False))["plans"][1]["loss"] == "nan"
+
+
+def test_a_failed_plan_has_a_row_and_no_say() -> None:
+    failed = Run("local", [*START, row("evaluation", 3, values={"accuracy": 0.1})], error="rank 1 failed")
+    result = compare([failed, Run("asp", START), run("bsp", 10.0, [(2, 0.5)])])
+    assert result.target == 0.5
+    assert [one.error for one in result.rows] == ["rank 1 failed", "it did not end", None]
+    assert result.rows[2].relative is None
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(result))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("failed") == 2
+
+
+def test_plans_without_evaluations() -> None:
+    result = compare([run("bsp", 10.0, []), run("local", 8.0, [])])
+    assert result.target is None
+    assert [(one.accuracy, one.to_target) for one in result.rows] == [(None, None)] * 2
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(result))
