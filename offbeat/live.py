@@ -34,7 +34,6 @@ class View:
     plan: str = ""
     workers: int = 0
     total: int = 0
-    batch_size: int = 0
     protocol: str = ""
     units: int = 0
     loss: float | None = None
@@ -76,7 +75,6 @@ def fold(view: View, record: Record) -> View:
             plan=str(record.get("plan") or ""),
             workers=int(number(record.get("workers")) or 0),
             total=int(number(record.get("total")) or 0),
-            batch_size=int(number(record.get("batch_size")) or 0),
         )
     if kind in ("step", "phase"):
         view = replace(

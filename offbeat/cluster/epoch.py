@@ -59,7 +59,7 @@ class Epoch:
         self.number, self.members, self.rank = number, tuple(members), rank
         self.index, self.size = self.members.index(rank), len(self.members)
         self._groups: dict[str, Any] = {}
-        self._sockets: set[int] = set()
+        self._sockets: set[tuple[int, int]] = set()
         if self.size == 1:
             return
         if store is None:
@@ -109,14 +109,12 @@ class Epoch:
     def close(self) -> None:
         """Shuts the epoch's connections, so that every member waiting in one of its collectives learns
         at once that the epoch is over (gloo tells only the neighbours of a worker that died)."""
-        for fd in self._sockets:
+        for fd, inode in self._sockets:
+            # A descriptor that gloo has closed may be somebody else's by now.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+                if os.fstat(connection.fileno()).st_ino == inode:
+                    connection.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
-
-    def leave(self) -> None:
-        """Lets go of the groups: the epoch ended in agreement, nothing is under way."""
-        self._groups, self._sockets = {}, set()
 
 
 def _group(store: Store, index: int, size: int, device: torch.device) -> Any:
@@ -127,15 +125,16 @@ def _group(store: Store, index: int, size: int, device: torch.device) -> Any:
     return ProcessGroupGloo(store, index, size, PATIENCE)
 
 
-def _sockets() -> set[int]:
-    """Open TCP connections of this process, by descriptor."""
+def _sockets() -> set[tuple[int, int]]:
+    """Open TCP connections of this process, as pairs of descriptor and inode."""
     found = set()
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
             fd = int(name)
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            status = os.fstat(fd)
+            if stat.S_ISSOCK(status.st_mode):
                 with socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     if connection.family in (socket.AF_INET, socket.AF_INET6):
-                        found.add(fd)
+                        found.add((fd, status.st_ino))
     return found
