@@ -23,32 +23,31 @@ class Listener(Protocol):
         """It raised."""
 
 
-_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
-_depth = threading.local()
+# In the order of their making, which is the same on all workers: they wait for each other in it.
+_listeners: dict[int, weakref.ref[Any]] = {}
+_lock = threading.Lock()
+_depth = 0  # of all threads: under activation checkpointing on CUDA the inner backward has its own
 
 
 def listen(listener: Listener) -> None:
     """`listener` hears of every backward from now on, as long as it lives."""
-    _listeners.add(listener)
+    _listeners[id(listener)] = weakref.ref(listener)
     current = torch.autograd.backward
     if getattr(current, "_offbeat", False):
         return
 
     @functools.wraps(current)
     def backward(tensors: Any, *args: Any, **settings: Any) -> None:
-        outer = getattr(_depth, "value", 0)
-        _depth.value = outer + 1
+        _deepen(1)
         try:
             current(tensors, *args, **settings)
         except BaseException:
-            if outer == 0:
-                for one in list(_listeners):
+            if _deepen(-1) == 0:
+                for one in _living():
                     one.backward_failed()
             raise
-        finally:
-            _depth.value = outer
-        if outer == 0:
-            for one in list(_listeners):
+        if _deepen(-1) == 0:
+            for one in _living():
                 one.backward_returned(tensors)
 
     backward._offbeat = True  # type: ignore[attr-defined]
@@ -56,4 +55,17 @@ def listen(listener: Listener) -> None:
 
 
 def ignore(listener: Listener) -> None:
-    _listeners.discard(listener)
+    _listeners.pop(id(listener), None)
+
+
+def _deepen(by: int) -> int:
+    global _depth
+    with _lock:
+        _depth += by
+        return _depth
+
+
+def _living() -> list[Any]:
+    for key in [key for key, reference in _listeners.items() if reference() is None]:
+        del _listeners[key]
+    return [one for reference in _listeners.values() if (one := reference()) is not None]

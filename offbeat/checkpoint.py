@@ -18,6 +18,19 @@ from torch.optim import Optimizer
 
 FORMAT = "offbeat-checkpoint"
 VERSION = 1
+PARTS = (
+    "modules",
+    "optimizers",
+    "kinds",
+    "schedules",
+    "also",
+    "position",
+    "plan",
+    "total",
+    "seed",
+    "workers",
+    "ranks",
+)
 
 
 class CheckpointError(ValueError):
@@ -77,6 +90,9 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} has checkpoint version {content.get('version')}; this Offbeat reads version {VERSION}: "
             f"it needs the Offbeat that wrote it ({content.get('offbeat', 'unknown')}) or a newer one"
         )
+    missing = [part for part in PARTS if part not in content]
+    if missing:
+        raise CheckpointError(f"{path} is no whole checkpoint: it has no {', '.join(missing)}")
     return content
 
 
@@ -103,6 +119,11 @@ def check_fits(
                     f"{tuple(a.shape)} {a.dtype} here"
                 )
     for number, (optimizer, saved) in enumerate(zip(optimizers, content["optimizers"], strict=True)):
+        kind, saved_kind = type(optimizer).__name__, content["kinds"][number]
+        if kind != saved_kind:
+            raise CheckpointError(
+                f"{path} is of another optimizer: optimizer {number} is {saved_kind} there and {kind} here"
+            )
         here = [len(group["params"]) for group in optimizer.param_groups]
         there = [len(group["params"]) for group in saved["param_groups"]]
         if here != there:

@@ -67,6 +67,8 @@ def plan_of(given: str | Protocol) -> Protocol:
 
 def length_of(total: int | None, epochs: float | None) -> tuple[int | None, float | None]:
     if text := os.environ.get("OFFBEAT_TOTAL"):
+        if not text.replace("_", "").isdigit():
+            raise ValueError(f"OFFBEAT_TOTAL is a whole number of units, such as 64000; it is {text!r}")
         total, epochs = int(text), None
     if (total is None) == (epochs is None):
         raise ValueError(

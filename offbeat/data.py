@@ -69,6 +69,10 @@ class Fetch(Dataset):  # type: ignore[type-arg]
             return (self.collate or default_collate)(samples)
 
 
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Inside, torch's, numpy's and random's global generators start from `seed`; afterwards they are
@@ -151,7 +155,8 @@ class Units:
         rows = self.deal.indices(unit)
         batch = tuple(t[rows.to(t.device)] for t in self._tensors)
         if self._device.type == "cuda":
-            batch = tuple(t if t.is_cuda else t.pin_memory() for t in batch)
+            with torch.cuda.device(self._device):  # a thread begins on the first one
+                batch = tuple(t if t.is_cuda else t.pin_memory() for t in batch)
         return batch[0] if self._single else batch
 
     def _from_loader(self) -> tuple[int, Any]:
@@ -162,7 +167,9 @@ class Units:
                 DataLoader(
                     self._fetch,
                     batch_size=None,
-                    sampler=self._next(10**6),
+                    collate_fn=_as_it_is,
+                    generator=torch.Generator(),  # or it would draw from the one that the model uses
+                    sampler=self._next(10**12),
                     num_workers=self._workers,
                     pin_memory=self._device.type == "cuda",
                 )

@@ -15,26 +15,31 @@ class Closes(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
-_live: weakref.WeakSet[Closes] = weakref.WeakSet()
+# In the order of their making, which is the same on all workers: they wait for each other in it.
+_live: dict[int, weakref.ref[Closes]] = {}
 _watching = False
 
 
 def watch(one: Closes) -> None:
     """At the interpreter's end `one` is closed; if an error ends it, `one.fail(error)` comes first."""
     global _watching
-    _live.add(one)
+    _live[id(one)] = weakref.ref(one)
     if _watching:
         return
     _watching = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for one in list(_live):
+        for one in _living():
             one.fail(error)
         before(kind, error, trace)
 
     def leave() -> None:
-        for one in list(_live):
+        # Whoever replaced our hook has still left the error there.
+        error = getattr(sys, "last_value", None)
+        for one in _living():
+            if isinstance(error, BaseException):
+                one.fail(error)
             one.close()
 
     sys.excepthook = hook
@@ -42,4 +47,8 @@ def watch(one: Closes) -> None:
 
 
 def forget(one: Closes) -> None:
-    _live.discard(one)
+    _live.pop(id(one), None)
+
+
+def _living() -> list[Closes]:
+    return [one for reference in list(_live.values()) if (one := reference()) is not None]

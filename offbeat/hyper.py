@@ -103,7 +103,8 @@ class Schedules:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"a schedule's shape maps progress (0 to 1) to a factor; shape(0.0) is {value!r}")
         for optimizer in optimizers:
-            firsts = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+            # torch's own schedulers keep the first rate under this name, and so do checkpoints.
+            firsts = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
             self._shapes.append((shape, optimizer, firsts))
 
     def add_stepper(self, scheduler: LRScheduler, steps: Fraction) -> None:

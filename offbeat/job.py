@@ -35,6 +35,7 @@ class Job:
     out: Path | None
     started: float
     costs: dict[str, float] = field(default_factory=dict)
+    backend: str = "gloo"
     _store: Any = None
 
     @property
@@ -132,7 +133,14 @@ def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         out=None if directory is False else Path(str(directory)),
         started=float(env.get("OFFBEAT_SPAWNED") or begun),
         costs=costs,
+        backend=_backend(on, _number("LOCAL_WORLD_SIZE", 1)),
     )
+
+
+def _backend(device: torch.device, neighbours: int) -> str:
+    """NCCL refuses two workers on one GPU: they talk over gloo, which also moves CUDA tensors."""
+    shared = device.type == "cuda" and neighbours > torch.cuda.device_count()
+    return "nccl" if device.type == "cuda" and not shared else "gloo"
 
 
 def _number(name: str, default: int) -> int:

@@ -43,7 +43,7 @@ class Journal:
 
     def __init__(self, path: Path | None, started: float | None = None, interval: float = 0.25):
         self.path, self.started = path, time.time() if started is None else started
-        self._interval, self._lock = interval, threading.Lock()
+        self._interval, self._lock, self._file = interval, threading.Lock(), threading.Lock()
         self._waiting: list[Record] = []
         self._closed = threading.Event()
         self._failed = False
@@ -67,8 +67,9 @@ class Journal:
         """Writes what has gathered."""
         if self.path is None:
             return
-        with self._lock:
-            rows, self._waiting = self._waiting, []
+        with self._file:  # never held by `record`
+            with self._lock:
+                rows, self._waiting = self._waiting, []
             if not rows:
                 return
             text = "".join(json.dumps(_plain(row), allow_nan=False) + "\n" for row in rows)

@@ -12,7 +12,7 @@ class Meter:
     """Seconds and samples of one worker since `begin`. On CUDA, waiting is what the host waited for."""
 
     def __init__(self) -> None:
-        self.lr = 0.0
+        self.lr: Any = 0.0  # as applied in the last step; a tensor where the optimizer's is one
         self.samples = 0
         self.steps = 0
         self.wait_s = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import pickle
 import sys
 import time
 from collections.abc import Mapping
@@ -32,34 +33,44 @@ if TYPE_CHECKING:
 
 
 def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
-    """Writes the settled job to `path`; every member calls it. Raises OSError on all of them."""
+    """Writes the settled job to `path`; every member calls it. Raises OSError or CheckpointError on all
+    of them."""
     begun = time.perf_counter()
     worker = sync.worker
     mine = {"rank": worker.rank, "random": random_state(), "data": sync.data_position()}
-    rows = [json.loads(text) for text in worker.gather_texts(Event.SAVE, json.dumps(mine))]
-    failure = ""
+    texts = worker.gather_texts(Event.SAVE, json.dumps(mine))
+    rows = [json.loads(text) for text in texts if text]  # a worker that leaves has nothing to say
+    unreadable, failure = "", ""
     if worker.rank == worker.members[0]:
+        rest = {
+            "offbeat": offbeat.__version__,
+            "torch": str(torch.__version__),
+            "kinds": [type(optimizer).__name__ for optimizer in worker.state.optimizers],
+            "schedules": worker.schedules.state_dict(),
+            "also": {name: one.state_dict() for name, one in also.items()},
+            "position": worker.position(),
+            "plan": str(sync.plan),
+            "total": sync.total,
+            "batch_size": sync.batch_size,
+            "seed": sync.data_seed,
+            "workers": job.world_size(),
+            "ranks": rows,
+        }
         try:
-            write(
-                path,
-                {
-                    "offbeat": offbeat.__version__,
-                    "torch": torch.__version__,
-                    "modules": [module.state_dict() for module in worker.state.modules],
-                    "optimizers": [optimizer.state_dict() for optimizer in worker.state.optimizers],
-                    "schedules": worker.schedules.state_dict(),
-                    "also": {name: one.state_dict() for name, one in also.items()},
-                    "position": worker.position(),
-                    "plan": str(sync.plan),
-                    "total": sync.total,
-                    "batch_size": sync.batch_size,
-                    "seed": sync.data_seed,
-                    "workers": job.world_size(),
-                    "ranks": rows,
-                },
+            _unpack(_pack(rest))
+        except (RuntimeError, pickle.PickleError) as error:
+            reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines()[0]
+            unreadable = (
+                f"a state_dict holds what could not be read back (tensors and plain values can): {reason}"
             )
-        except OSError as error:
-            failure = f"the checkpoint {path} could not be written: {error}"
+        else:
+            modules = [module.state_dict() for module in worker.state.modules]
+            optimizers = [optimizer.state_dict() for optimizer in worker.state.optimizers]
+            try:
+                write(path, {**rest, "modules": modules, "optimizers": optimizers})
+            except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
+                failure = f"the checkpoint {path} could not be written: {error}"
+    _raise_first(worker.gather_texts(Event.SAVE, unreadable), CheckpointError)
     _raise_first(worker.gather_texts(Event.SAVE, failure), OSError)
     sync.journal.record(
         "checkpoint",

@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy
+import torch
+from torch.utils.data import IterableDataset
+
 from offbeat import checkpoint, job
 from offbeat.data import Deal, Units, pieces, samples_in, tensors_of, to_device
 
@@ -17,6 +21,10 @@ class Stream(ABC):
     """One source of batches, and its place in it."""
 
     batch_size: int | None = None
+
+    @abstractmethod
+    def begin(self) -> None:
+        """With epochs=, tells the job's length."""
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
@@ -41,6 +49,8 @@ def dealt(
     collate_fn: Callable[[list[Any]], Any] | None,
 ) -> Stream:
     """A stream over a map-style data set or tensors."""
+    if isinstance(data, IterableDataset):
+        raise TypeError("an IterableDataset has no samples to deal: give sync.batches a DataLoader over it")
     if (
         batch_size is None
         or isinstance(batch_size, bool)
@@ -50,6 +60,11 @@ def dealt(
         raise ValueError(f"batch_size is a unit's number of samples, from 1; got batch_size={batch_size!r}")
     if not isinstance(num_workers, int) or num_workers < 0:
         raise ValueError(f"num_workers is a number of processes, from 0; got {num_workers!r}")
+    if isinstance(data, list | tuple) and any(isinstance(part, numpy.ndarray) for part in data):
+        raise TypeError(
+            "batches takes tensors, not numpy arrays: a list of arrays would be a data set of that many "
+            "samples; use torch.from_numpy"
+        )
     tensors = tensors_of(data)
     lengths = {len(t) for t in tensors} if tensors is not None else {len(data)}
     if len(lengths) > 1:
@@ -75,9 +90,11 @@ class _Dealt(Stream):
         self._deal = deal
         self._units = Units(data, deal, sync.next_units, job.device(), num_workers, collate)
 
+    def begin(self) -> None:
+        self._sync.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
+
     def batches(self) -> Iterator[Any]:
         sync = self._sync
-        sync.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
         while not sync.done:
             _, batch = self._units.get()
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
@@ -111,17 +128,19 @@ class _Loaded(Stream):
         self._begun: dict[str, Any] | None = None
         self._after: dict[str, Any] | None = None
 
+    def begin(self) -> None:
+        own = 0 if self._length is None else -(-self._length // self._micro)
+        self._sync.length_is(lambda epochs: self._sync.sum_units(int(epochs) * own))
+
     def batches(self) -> Iterator[Any]:
         sync = self._sync
-        own = 0 if self._length is None else -(-self._length // self._micro)
-        sync.length_is(lambda epochs: sync.sum_units(int(epochs) * own))
         skip = self._resume()
         while not self._over() and (self._epochs is None or self._pass < self._epochs):
             sampler: Any = getattr(self._loader, "sampler", None)
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self._pass)
             if not skip:
-                self._begun = checkpoint.random_state()
+                self._begun = {"random": checkpoint.random_state(), "own": self._own_generator()}
             batches = iter(self._loader)
             found = False
             for number, batch in enumerate(batches):
@@ -154,8 +173,15 @@ class _Loaded(Stream):
         if self._taken and self._begun is not None:
             # The pass is begun again as it was begun then, and what was used is passed over.
             self._after = checkpoint.random_state()
-            checkpoint.set_random_state(self._begun)
+            checkpoint.set_random_state(self._begun["random"])
+            if self._begun["own"] is not None:
+                self._loader.generator.set_state(torch.tensor(self._begun["own"], dtype=torch.uint8))
         return int(self._taken)
+
+    def _own_generator(self) -> list[int] | None:
+        """State of the generator that the user gave to the DataLoader, if any."""
+        generator = getattr(self._loader, "generator", None)
+        return None if generator is None else generator.get_state().tolist()
 
     def position(self) -> dict[str, Any]:
         return {"pass": self._pass, "taken": self._taken, "begun": self._begun}

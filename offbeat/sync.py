@@ -18,12 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 import offbeat
-from offbeat import backward, checkpoint, exits, job, plan
+from offbeat import backward, checkpoint, exits, job
+from offbeat.checkpoint import CheckpointError
 from offbeat.checks import WIRES, check_parts, length_of, modules_of, plan_of, share_of, wire_of
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.state import State
 from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
+from offbeat.plan import check as plan_check
 from offbeat.protocols import Program, Protocol
 from offbeat.resume import restore, save
 from offbeat.stream import Stream, dealt, loaded
@@ -68,6 +70,8 @@ class Synchronizer:
         config = Configuration(lr_reference, warmup, momentum)
         self.plan = plan_of(os.environ.get("OFFBEAT_PLAN") or plan)
         total, self._epochs = length_of(total, epochs)
+        if total is not None:
+            plan_check(self.plan, total)
         wire = wire_of(wire)
 
         here = job.current()
@@ -75,7 +79,15 @@ class Synchronizer:
         self.journal = Journal(here.out / "journal.jsonl" if keeps and here.out else None, here.started)
         self._store = _own_store(here.store)
         self.worker = ReplicaWorker(
-            here.rank, here.world_size, here.device, self._store, state, config, WIRES[wire], self.journal
+            here.rank,
+            here.world_size,
+            here.device,
+            here.backend,
+            self._store,
+            state,
+            config,
+            WIRES[wire],
+            self.journal,
         )
         self.worker.after_step = self._stepped
         self._program: Program | None = None
@@ -163,13 +175,14 @@ class Synchronizer:
             raise ValueError(f"micro_batches is a whole number from 1; got {micro_batches!r}")
         if self._stream is not None:
             self._stream.close()
-        if isinstance(data, DataLoader) or (not hasattr(data, "__getitem__") and not torch.is_tensor(data)):
+        if isinstance(data, DataLoader) or not hasattr(data, "__getitem__"):
             if batch_size is not None:
                 raise ValueError("a DataLoader has its own batch size: leave out batch_size")
             self._stream = loaded(self, data, micro_batches, self._epochs)
         else:
             self._stream = dealt(self, data, batch_size, micro_batches, shuffle, num_workers, collate_fn)
         self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
+        self._stream.begin()
         return self._stream.batches()
 
     def step(self, scaler: Any = None) -> None:
@@ -192,6 +205,8 @@ class Synchronizer:
             )
         if self.worker.reducer.hold:
             return
+        if self.worker.broken is not None:
+            raise RuntimeError(self.worker.broken)
         self._check_gradients()
         if scaler is not None:
             self.worker.scaler = scaler
@@ -275,10 +290,16 @@ class Synchronizer:
         run that saved it, to the bit. `also` names more objects with a `state_dict` (a GradScaler, an
         average of the model); rank 0's are saved.
 
-        Raises OSError on every worker when it cannot be written.
+        Raises OSError on every worker when it cannot be written, CheckpointError when something in it
+        could not be read back.
         """
+        self._not_inside_consensus("save")
         self._drain()
-        save(self, Path(path), also or {})
+        try:
+            save(self, Path(path), also or {})
+        except (OSError, CheckpointError):
+            self._restart()
+            raise
         self._restart()
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
@@ -287,8 +308,13 @@ class Synchronizer:
 
         Raises CheckpointError on every worker, with nothing changed, for a file that doesn't fit.
         """
-        self._drain()
-        restore(self, Path(path), also or {})
+        self._not_inside_consensus("restore")
+        self._stop_plan()
+        try:
+            restore(self, Path(path), also or {})
+        except CheckpointError:
+            self._restart()
+            raise
         self._everies, self._every_from = {}, 0.0
         if self.total is not None:
             self._every_from = self.progress
@@ -311,7 +337,7 @@ class Synchronizer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error)
         self.close()
 
@@ -358,7 +384,7 @@ class Synchronizer:
 
     def _set_total(self, total: int) -> None:
         """The length is known: the plan begins."""
-        plan.check(self.plan, total)
+        plan_check(self.plan, total)
         self.worker.total = total
         here, worker = job.current(), self.worker
         self.journal.record(
@@ -371,7 +397,7 @@ class Synchronizer:
             seed=here.seed,
             workers=here.world_size,
             device=str(here.device),
-            backend="nccl" if here.device.type == "cuda" else "gloo",
+            backend=here.backend,
             parameters=sum(p.numel() for p in worker.state.parameters),
             host=os.uname().nodename,
             versions={
@@ -415,11 +441,16 @@ class Synchronizer:
             with self.worker.meter.waiting():
                 handle.wait()
         self._program = None
-        if not self.worker.interrupted:
-            with self.worker.meter.waiting():
-                self.worker.settle_now()
-                self.worker.finish()
-            self._end()
+        if self.worker.interrupted:
+            return
+        with self.worker.meter.waiting():
+            self.worker.settle_now()
+        if self.worker.running:  # somebody had left, and less is done than those who stayed reckoned with
+            self._restart()
+            return
+        with self.worker.meter.waiting():
+            self.worker.finish()
+        self._end()
 
     def _drain(self) -> None:
         """Stops the plan; what is in flight lands, and all members hold the same."""
@@ -442,15 +473,25 @@ class Synchronizer:
             self.worker.leave()
             self._end()
 
+    def _not_inside_consensus(self, name: str) -> None:
+        if self._inside_consensus:
+            raise RuntimeError(
+                f"sync.{name}() inside sync.consensus() would take the averaged model for the workers' own: "
+                f"leave it first"
+            )
+
     def _end(self) -> None:
         """The job is over, on all workers at once."""
         self._ended = True
+        backward.ignore(self)
+        self.worker.reducer.remove()
         self.worker.meter.end()
         self._telemetry.end(self._loss_value())
 
     def _let_go(self) -> None:
         backward.ignore(self)
         self.worker.reducer.remove()
+        self.worker.averager.release()
         self._telemetry.close()
         self.journal.close()
         exits.forget(self)
@@ -481,7 +522,7 @@ class Synchronizer:
         self.worker.backward_returned()
 
     def backward_failed(self) -> None:
-        self.worker.reducer.abandon()
+        self.worker.backward_failed()
 
     def _stepped(self) -> None:
         worker = self.worker
@@ -498,7 +539,7 @@ class Synchronizer:
                 units=worker.units,
                 progress=round(worker.progress, 6),
                 loss=self._loss_value(),
-                lr=worker.meter.lr,
+                lr=float(worker.meter.lr),
             )
 
     def _loss_value(self) -> float | None:

@@ -77,7 +77,11 @@ class Worker(ABC):
     def gradient(self, mean: bool = False) -> Handle:
         """Asks the user's loop for the next gradient. When the coming backward has returned, `.grad`
         holds this worker's own gradient, or the members' mean (reduced bucket by bucket during
-        backward). Yielding the handle gives control back to the user's loop."""
+        backward). Yielding the handle gives control back to the user's loop.
+
+        A checkpoint, or the worker's leaving, resumes a protocol that waits here without a gradient: up
+        to the next look at `running` (false then) `step` does nothing and `average` starts nothing new,
+        so that what follows the loop can drain. A protocol counts by `clock`, not in variables."""
 
     @abstractmethod
     def step(self) -> None:

@@ -49,13 +49,11 @@ class Epoch:
     """The members of one stretch of a job and the groups that join them.
 
     Three groups, so that an average under way never delays a gradient, and neither delays the small
-    words of the control group: `control` (always gloo), `gradients` and `averages` (gloo, or NCCL on
-    CUDA). An epoch of one member has no groups: its collectives are done at once.
+    words of the control group: `control` (always gloo), `gradients` and `averages` (NCCL where `on` is a
+    CUDA device, else gloo). An epoch of one member has no groups: its collectives are done at once.
     """
 
-    def __init__(
-        self, number: int, members: Sequence[int], rank: int, store: Store | None, device: torch.device
-    ):
+    def __init__(self, number: int, members: Sequence[int], rank: int, store: Store | None, on: torch.device):
         self.number, self.members, self.rank = number, tuple(members), rank
         self.index, self.size = self.members.index(rank), len(self.members)
         self._groups: dict[str, Any] = {}
@@ -67,8 +65,8 @@ class Epoch:
         before = _sockets()
         for name in ("control", "gradients", "averages"):
             place = PrefixStore(f"epoch{number}/{name}", store)
-            on = torch.device("cpu") if name == "control" else device
-            self._groups[name] = _group(place, self.index, self.size, on)
+            where = torch.device("cpu") if name == "control" else on
+            self._groups[name] = _group(place, self.index, self.size, where)
         self._sockets = _sockets() - before
 
     def _of(self, group: str, tensor: torch.Tensor) -> Any:
@@ -115,13 +113,19 @@ class Epoch:
                 if os.fstat(connection.fileno()).st_ino == inode:
                     connection.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
+        for group in self._groups.values():
+            if not isinstance(group, ProcessGroupGloo):
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
 
 
 def _group(store: Store, index: int, size: int, device: torch.device) -> Any:
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 
-        return ProcessGroupNCCL(store, index, size, ProcessGroupNCCL.Options())
+        options = ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
+        return ProcessGroupNCCL(store, index, size, options)
     return ProcessGroupGloo(store, index, size, PATIENCE)
 
 

@@ -56,7 +56,7 @@ class Bucket:
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is None:
                 view.zero_()
-            elif p.grad.data_ptr() != view.data_ptr():
+            else:
                 targets.append(view)
                 sources.append(p.grad)
         copy(targets, sources)
@@ -76,6 +76,19 @@ class Bucket:
         divisor = contributors / epoch.size if self.flat.dtype == torch.float16 else contributors
         if divisor != 1:
             self.flat.div_(divisor)
+
+    def fill(self, unused: int) -> None:
+        """Gives every parameter its mean gradient, in a tensor of its own: the user may keep it."""
+        targets, sources = [], []
+        for i, p, view in zip(self.numbers, self.parameters, self.views, strict=True):
+            if unused >> i & 1:
+                p.grad = None
+            elif p.grad is None:
+                p.grad = view.clone()
+            else:
+                targets.append(p.grad)
+                sources.append(view)
+        copy(targets, sources)
 
 
 def _dense(p: Tensor) -> bool:
@@ -152,7 +165,10 @@ class Reducer:
     def _ready(self, number: int) -> None:
         """A parameter's gradient has been accumulated. Errors wait for `finish`: autograd's own thread
         of control is no place to leave from."""
-        if self._epoch is None or self.hold or self._error is not None:
+        if self._epoch is None or self._error is not None:
+            return
+        if self.hold:
+            self.reduced = False  # `.grad` is more than the members' mean again
             return
         self.started = True
         try:
@@ -178,9 +194,12 @@ class Reducer:
         self.buckets[self._next].launch(self._epoch)
         self._next += 1
 
-    def abandon(self) -> None:
-        """Backward itself raised: nothing that it started counts."""
+    def abandon(self) -> bool:
+        """Backward itself raised. Returns whether some of the gradient had left already: then the others
+        count on the rest, and no later backward can make up for it."""
+        left = self._next > 0
         self._reset()
+        return left
 
     def finish(self) -> None:
         """Call when backward has returned. Sends what is left, waits, and fills `.grad`.
@@ -204,8 +223,7 @@ class Reducer:
             unused &= word.unused
         for bucket in self.buckets:
             bucket.land(epoch, max(len(words), 1))
-            for i, p, view in zip(bucket.numbers, bucket.parameters, bucket.views, strict=True):
-                p.grad = None if unused >> i & 1 else view
+            bucket.fill(unused)
         self._reset()
         self.reduced = True
 

@@ -33,17 +33,23 @@ from offbeat.worker import Batch, Handle, Worker
 
 
 class Landing(Handle):
-    """An average under way, and the words that went with it."""
+    """An average under way, and the words that went with it; it lands and is merged once."""
 
-    def __init__(self, worker: ReplicaWorker, mean: Mean | None, exchange: Exchange | None):
+    def __init__(self, worker: ReplicaWorker, mean: Mean | None = None, exchange: Exchange | None = None):
         self._worker, self.mean, self._exchange = worker, mean, exchange
+        self.clock = worker.clock
 
     def wait(self) -> None:
         if self.mean is not None and self._exchange is not None:
-            words = self._exchange.read()
+            words, self._exchange = self._exchange.read(), None
             self.mean.wait()
             self._worker.take_scale(words)
             self._worker.regroup()
+
+    def take(self) -> Mean | None:
+        """The mean, the first time."""
+        mean, self.mean = self.mean, None
+        return mean
 
 
 class Settling(Handle):
@@ -68,17 +74,20 @@ class ReplicaWorker(Worker):
         rank: int,
         world: int,
         device: torch.device,
+        backend: str,
         store: Any,
         state: State,
         config: Configuration,
         wire: torch.dtype | None,
         journal: Journal,
     ):
-        self._rank, self._world, self._device, self._store = rank, world, device, store
+        self._rank, self._world, self._store = rank, world, store
+        self._on = device if backend == "nccl" else torch.device("cpu")
         self.state, self.config, self.journal = state, config, journal
         self.meter, self.schedules = Meter(), Schedules()
         self.total: int | None = None
         self.interrupted = False
+        self.broken: str | None = None  # why the members cannot go on together
         self.scaler: Any = None
         self.protocol: Protocol = BSP()
         self._entered = False
@@ -93,9 +102,10 @@ class ReplicaWorker(Worker):
         self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
         self._meeting = 0.0
         self._last: Exchange | None = None
+        self._landing = Landing(self)
         self._departed: set[int] = set()
         begun = time.perf_counter()
-        self.epoch = Epoch(0, range(world), rank, store, device)
+        self.epoch = Epoch(0, range(world), rank, store, self._on)
         self.rendezvous_ms = (time.perf_counter() - begun) * 1e3
         self.reducer = Reducer(state.parameters, state.names, wire)
         self.averager = Averager(state.averaged, wire)
@@ -140,11 +150,6 @@ class ReplicaWorker(Worker):
             )
         return self.total
 
-    @property
-    def parted(self) -> bool:
-        """Whether the members' parameters may differ now."""
-        return self._own and self.epoch.size > 1
-
     # Verbs
 
     def gradient(self, mean: bool = False) -> Handle:
@@ -158,13 +163,15 @@ class ReplicaWorker(Worker):
         return Batch()
 
     def step(self) -> None:
+        if self.interrupted:  # the program waited for a batch that will not come
+            return
         members = self._live if self._mean else self.epoch.size
         progress = self.progress
         since_bsp = None if self._bsp_left is None else progress - self._bsp_left
         lr = self.config.lr_factor(self.protocol, members, progress)
         momentum = self.config.momentum_factor(self.protocol, members, since_bsp)
         with applied(self.state.optimizers, lr, momentum):
-            self.meter.lr = float(self.state.optimizers[0].param_groups[0]["lr"])
+            self.meter.lr = self.state.optimizers[0].param_groups[0]["lr"]
             for optimizer in self.state.optimizers:
                 if self.scaler is None:
                     optimizer.step()
@@ -186,21 +193,25 @@ class ReplicaWorker(Worker):
         self.after_step()
 
     def average(self, snapshot: bool = False) -> Handle:
+        if self.interrupted:  # what this clock asked for was started before the interruption
+            return self._landing if self._landing.clock == self._clock else Landing(self)
+        self._landing = Landing(self)
         if self.epoch.size == 1:  # nobody to average with: plain PyTorch
             self._agreed, self._since = self.units, self._clock
-            return Landing(self, None, None)
+            return self._landing
         exchange = self._exchange(Event.AVERAGE)
-        return Landing(self, self.averager.start(self.epoch, snapshot), exchange)
+        self._landing = Landing(self, self.averager.start(self.epoch, snapshot), exchange)
+        return self._landing
 
     def mix(self, mean: Handle, keep: float) -> None:
         assert isinstance(mean, Landing)
-        if mean.mean is not None:
-            mean.mean.mix(keep)
+        if (landed := mean.take()) is not None:
+            landed.mix(keep)
 
     def shift(self, mean: Handle, keep: float) -> None:
         assert isinstance(mean, Landing)
-        if mean.mean is not None:
-            mean.mean.shift(keep)
+        if (landed := mean.take()) is not None:
+            landed.shift(keep)
 
     def settle(self, then: Protocol | None = None) -> Handle:
         return Settling(self, then)
@@ -208,8 +219,11 @@ class ReplicaWorker(Worker):
     # Words
 
     def _exchange(self, event: Event, **fields: int) -> Exchange:
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
         self._catch_up()
-        scale, growth = _scale(self.scaler)
+        # Reading a scale waits for the device: a reduction can do without, its members share one already.
+        scale, growth = (0.0, 0) if event == Event.REDUCE else _scale(self.scaler)
         word = Word(event, self._clock, self._clock - self._since, scale=scale, growth=growth, **fields)
         self._last = Exchange(self.epoch, word, len(self.state.parameters), self._heard)
         return self._last
@@ -241,7 +255,7 @@ class ReplicaWorker(Worker):
         staying = [r for r in self.epoch.members if r not in self._departed]
         left, self._departed = sorted(self._departed), set()
         # What is still under way in the old epoch holds on to its groups until it lands.
-        self.epoch = Epoch(self.epoch.number + 1, staying, self._rank, self._store, self._device)
+        self.epoch = Epoch(self.epoch.number + 1, staying, self._rank, self._store, self._on)
         if self.reducer.armed:
             if self.epoch.size > 1:
                 self.reducer.rearm(self.epoch)
@@ -262,6 +276,15 @@ class ReplicaWorker(Worker):
             with self.meter.waiting():
                 self.reducer.finish()
                 self._catch_up()
+
+    def backward_failed(self) -> None:
+        """It raised. If some of its gradient has left, the members' buckets don't match any more."""
+        if self.reducer.abandon():
+            self.broken = (
+                "backward() failed after a part of its gradient had left for the other workers, who count "
+                "on the rest: the workers cannot go on together; go on from a checkpoint"
+            )
+            self.epoch.close()
 
     def take_scale(self, words: Sequence[Word]) -> None:
         """Members go on with the smallest GradScaler scale among them, or one rank's step would be
@@ -295,7 +318,8 @@ class ReplicaWorker(Worker):
     def _settle_with(self, words: Sequence[Word]) -> None:
         own = any(word.flag for word in words)
         if len({word.mark for word in words}) > 1:
-            self.state.conform(union(collect(self.epoch, json.dumps(self.state.describe()))))
+            texts = collect(self.epoch, json.dumps(self.state.describe(counts=True)))
+            self.state.conform(union(texts))
         self.state.average(self.epoch, own)
         self.take_scale(words)
         self._own = False
@@ -340,7 +364,8 @@ class ReplicaWorker(Worker):
         while self.epoch.size > 1:
             epoch, exchange = self.epoch, self._exchange(Event.LEAVE, **self._standing())
             staying = exchange.staying()
-            if not staying:  # everybody leaves: this is the end
+            if not staying:  # everybody leaves: this is the end, whatever each has done
+                self._clock = self._since = max(word.clock for word in exchange.read())
                 break
             event = staying[0].event
             if event == Event.REDUCE:
@@ -352,6 +377,8 @@ class ReplicaWorker(Worker):
             elif event == Event.CONSENSUS:
                 with self._consensus_with(exchange.read()):
                     pass
+            elif event == Event.SAVE:
+                collect(self.epoch, "")
             if event in COMMITS:
                 self._rejoin()
                 return
@@ -383,7 +410,7 @@ class ReplicaWorker(Worker):
 
     def _meet_all(self, number: int, source: int) -> None:
         self._last, self._departed = None, set()
-        self.epoch = Epoch(number, range(self._world), self._rank, self._store, self._device)
+        self.epoch = Epoch(number, range(self._world), self._rank, self._store, self._on)
         receive(self.epoch, self.state, source)
         self.set_position(json.loads(share_position(self)))
 

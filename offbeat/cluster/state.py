@@ -50,7 +50,8 @@ class State:
     def buffers(self, floating: bool) -> list[Tensor]:
         """The modules' buffers of a kind, as they are now (a module may have replaced its tensor)."""
         found = [owner._buffers[name] for owner, name in self._buffers]
-        return [b for b in found if b is not None and (b.is_floating_point() or b.is_complex()) == floating]
+        once = {id(b): b for b in found if b is not None}  # two modules may share a buffer
+        return [b for b in once.values() if _floating(b) == floating]
 
     def averaged(self) -> list[Tensor]:
         """What an average is taken of: trainable parameters and floating-point buffers."""
@@ -81,18 +82,21 @@ class State:
             for optimizer, p in self._owners()
             if p in optimizer.state
             for _, value in sorted(optimizer.state[p].items())
-            if isinstance(value, Tensor) and floating in (None, value.is_floating_point())
+            if isinstance(value, Tensor) and floating in (None, _floating(value))
         ]
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self, counts: bool = False) -> list[dict[str, Any]]:
         """The optimizers' state without the tensors' contents: for each parameter in order,
-        {key: [dtype, shape, device type] or a plain number}."""
+        {key: [dtype, shape, device type] or a plain number}; with `counts`, a step count's tensor has its
+        value as a fourth item."""
         rows = []
         for optimizer, p in self._owners():
             row: dict[str, Any] = {}
             for key, value in sorted(optimizer.state[p].items() if p in optimizer.state else ()):
                 if isinstance(value, Tensor):
                     row[key] = [str(value.dtype), list(value.shape), value.device.type]
+                    if counts and key == "step":
+                        row[key].append(float(value))
                 elif isinstance(value, bool | int | float | str) or value is None:
                     row[key] = value
                 else:
@@ -104,8 +108,8 @@ class State:
         return rows
 
     def conform(self, description: list[dict[str, Any]]) -> None:
-        """Makes the optimizers' state have this description; tensors that were missing are zero, as an
-        optimizer's own first step makes them."""
+        """Makes the optimizers' state have this description; tensors that were missing are zero, which is
+        what SGD, Adam and most others start from, but for step counts: they are what the description says."""
         for (optimizer, p), row in zip(self._owners(), description, strict=True):
             state = optimizer.state[p] if row or p in optimizer.state else {}
             for key in [key for key in state if key not in row]:
@@ -115,10 +119,11 @@ class State:
                     state[key] = value
                     continue
                 kind, shape, place = _KINDS[value[0]], torch.Size(value[1]), value[2]
+                count = value[3] if len(value) > 3 else 0.0
                 old = state.get(key)
                 if not (isinstance(old, Tensor) and old.shape == shape and old.dtype == kind):
                     where = p.device if place == p.device.type else torch.device(place)
-                    state[key] = torch.zeros(shape, dtype=kind, device=where)
+                    state[key] = torch.full(shape, count, dtype=kind, device=where)
 
     def mark(self) -> int:
         """A check value of the description, equal on members whose state can be averaged as it is."""
@@ -143,6 +148,10 @@ class State:
         if own:
             others += self._slots(floating=False)
         send(epoch, others, epoch.members[0])
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def send(epoch: Epoch, tensors: Sequence[Tensor], source: int) -> None:

@@ -1,0 +1,192 @@
+"""Engines that the contract suite runs over: `run(workers, function, *args)` gives each rank's return value.
+
+A function is the user's script: it lies in a module, builds what it needs, and its value can be pickled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0
+"""Seconds after which a run counts as hung."""
+
+
+class RemoteError(Exception):
+    """What a worker's function raised: its rank, the exception's type by name, its text."""
+
+    def __init__(self, rank: int, type: str, message: str, trace: str = ""):
+        super().__init__(rank, type, message, trace)
+        self.rank, self.type, self.message, self.trace = rank, type, message, trace
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.type}: {self.message}\n{self.trace}"
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker's process ended without an answer; a negative code is the signal's number."""
+
+    rank: int
+    code: int | None
+
+
+class Hang(AssertionError):
+    """Workers that did not come back in time, with where they stood."""
+
+
+class RealEngine:
+    """Real processes over `torch.distributed`, new ones for every run, forked from a server that has
+    imported torch already (some 30 ms each), so that no run sees what another left behind."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._runs = folder, 0
+        self.out = folder
+        self._context = get_context("forkserver")
+        preload = ["torch", "torch.distributed", "torch._dynamo", "offbeat.sync", "tests.scripts"]
+        self._context.set_forkserver_preload(preload)  # optimizers import torch._dynamo when first made
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+    def run(
+        self,
+        workers: int,
+        function: Callable[..., Any],
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        timeout: float = PATIENCE,
+    ) -> list[Any]:
+        """Every rank's value; raises the RemoteError that came first, or Hang."""
+        found = self.outcomes(workers, function, *args, env=env, timeout=timeout)
+        errors = [one for one in found if isinstance(one, RemoteError | Died)]
+        for one in sorted(errors, key=lambda one: isinstance(one, RemoteError) and one.type == "PeerLost"):
+            raise one if isinstance(one, RemoteError) else AssertionError(f"{one}\n{self.log(one.rank)}")
+        return found
+
+    def outcomes(
+        self,
+        workers: int,
+        function: Callable[..., Any],
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        timeout: float = PATIENCE,
+    ) -> list[Any]:
+        """Every rank's value, or its RemoteError, or Died."""
+        from torch.distributed import TCPStore
+
+        self._runs += 1
+        self.out = Path((env or {}).get("OFFBEAT_OUT") or self._folder / f"run{self._runs}")
+        self.out.mkdir(parents=True, exist_ok=True)
+        store = TCPStore(
+            "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        )
+        job = pickle.dumps((function, args))
+        processes, pipes = [], []
+        for rank in range(workers):
+            mine, theirs = self._context.Pipe()
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(workers),
+                "LOCAL_WORLD_SIZE": str(workers),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "OMP_NUM_THREADS": "1",
+                "OFFBEAT_OUT": str(self.out),
+                **(env or {}),
+            }
+            log = self.out / f"rank{rank}.log"
+            process = self._context.Process(
+                target=_work, args=(theirs, rank, job, place, str(log)), daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(mine)
+        try:
+            return self._gather(processes, pipes, timeout)
+        finally:
+            for process in processes:
+                process.join(0.0 if process.exitcode is None and not process.is_alive() else 5.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            del store
+
+    def _gather(self, processes: list[Any], pipes: list[Any], timeout: float) -> list[Any]:
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout
+        while len(found) < len(pipes):
+            waiting = {pipes[rank]: rank for rank in range(len(pipes)) if rank not in found}
+            ready = connection.wait(list(waiting), max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise Hang(self._stuck(processes, sorted(waiting.values()), found, timeout))
+            for pipe in ready:
+                rank = waiting[pipe]
+                try:
+                    found[rank] = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    processes[rank].join(5)
+                    found[rank] = Died(rank, processes[rank].exitcode)
+        return [found[rank] for rank in range(len(pipes))]
+
+    def _stuck(self, processes: list[Any], ranks: list[int], found: dict[int, Any], timeout: float) -> str:
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                os.kill(processes[rank].pid, signal.SIGUSR1)  # they write down where they stand
+        time.sleep(0.3)
+        for rank in ranks:
+            processes[rank].kill()
+        others = "".join(f"\n{one}" for one in found.values() if isinstance(one, RemoteError | Died))
+        logs = "".join(f"\nrank {rank}:\n{self.log(rank)[-3000:]}" for rank in ranks)
+        return f"ranks {ranks} did not come back within {timeout:g} s{others}{logs}"
+
+    def log(self, rank: int) -> str:
+        """What a worker of the last run wrote on stdout and stderr."""
+        path = self.out / f"rank{rank}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _work(pipe: Any, rank: int, job: bytes, place: Mapping[str, str], log: str) -> None:
+    """A worker's whole life, its end included: what a script's interpreter does at exit is done here."""
+    with open(log, "ab", buffering=0) as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    os.environ.update(place)
+    import torch
+
+    import offbeat.job
+
+    offbeat.job.reset()
+    torch.set_num_threads(1)
+    try:
+        function, args = pickle.loads(job)
+        outcome = function(*args)
+    except BaseException as error:
+        outcome = RemoteError(rank, type(error).__name__, str(error), traceback.format_exc())
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        atexit._run_exitfuncs()
+        answer = pickle.dumps(outcome)
+    except BaseException as error:
+        answer = pickle.dumps(RemoteError(rank, type(error).__name__, str(error), traceback.format_exc()))
+    pipe.send_bytes(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,702 @@
+"""What workers run in the contract suite: each function is a user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from tests.models import CLASSES, WIDTH, build, flat, loss_of, optimize, slots, unit
+from tests.reference import usual
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A job: `options` go to the Synchronizer."""
+
+    plan: Any = "bsp"
+    total: int | None = 24
+    model: str = "mlp"
+    optimizer: str = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.0
+    decay: float = 0.0
+    dtype: torch.dtype = torch.float64
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self, rank: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Another model on every rank: the first one's is to count."""
+        model = build(self.model, 3 + rank, self.dtype)
+        return model, optimize(self.optimizer, model.parameters(), self.lr, self.momentum, self.decay)
+
+    def start(self) -> tuple[nn.Module, torch.optim.Optimizer, offbeat.Synchronizer]:
+        model, optimizer = self.parts(offbeat.rank())
+        return model, optimizer, offbeat.Synchronizer(model, optimizer, self.plan, self.total, **self.options)
+
+
+@dataclass
+class Result:
+    """What a worker saw: `trace[k]` is its parameters and buffers after step k + 1."""
+
+    rank: int
+    units: int
+    clock: int
+    done: bool
+    final: Tensor
+    parameters: Tensor
+    slots: list[dict[str, Any]]
+    counters: list[int]
+    used: list[tuple[float, float]]
+    trace: list[Tensor] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def result(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sync: offbeat.Synchronizer, **more: Any
+) -> Result:
+    return Result(
+        rank=offbeat.rank(),
+        units=sync.units,
+        clock=sync.worker.clock,
+        done=sync.done,
+        final=flat(model),
+        parameters=flat(model, buffers=False),
+        slots=slots(optimizer),
+        counters=[int(b) for b in model.buffers() if not b.is_floating_point()],
+        used=getattr(optimizer, "used", []),
+        **more,
+    )
+
+
+Losses = Callable[[nn.Module, int, int], Tensor]
+
+
+def train(setup: Setup, loss: Losses = usual) -> Result:
+    """A loop of the user's own."""
+    model, optimizer, sync = setup.start()
+    trace = []
+    with sync:
+        while not sync.done:
+            loss(model, offbeat.rank(), sync.worker.clock).backward()
+            sync.step()
+            trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def sweep(setups: Sequence[Setup]) -> list[Result]:
+    """Several jobs, one after the other, in one process."""
+    return [train(setup) for setup in setups]
+
+
+def table(samples: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """A data set; its third column numbers the samples."""
+    source = torch.Generator().manual_seed(5)
+    x = torch.randn(samples, WIDTH, generator=source, dtype=torch.float64)
+    y = torch.randn(samples, CLASSES, generator=source, dtype=torch.float64)
+    return x.to(dtype), y.to(dtype), torch.arange(samples)
+
+
+def seeds(seed: int) -> None:
+    torch.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
+
+
+def dealt(setup: Setup, samples: int = 22, batch_size: int = 4, micro: int = 1, **settings: Any) -> Result:
+    """A loop over sync.batches of tensors; `seen` are the samples of every unit."""
+    model, optimizer, sync = setup.start()
+    seeds(100 + offbeat.rank())
+    trace, seen, every = [], [], []
+    for x, y, rows in sync.batches(table(samples, setup.dtype), batch_size, micro_batches=micro, **settings):
+        # The mean over the unit, however it is cut.
+        whole = min(batch_size, samples - batch_size * (sync.units // 1 % -(-samples // batch_size)))
+        share = len(x) / whole if micro > 1 and samples % batch_size == 0 else 1.0
+        (loss_of(model, x, y) * share).backward()
+        sync.step()
+        seen.append(rows.tolist())
+        every.append(sync.units)
+        trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace, notes={"seen": seen, "units": every})
+
+
+def plain_dealt(setup: Setup, samples: int = 22, batch_size: int = 4) -> Result:
+    """The same as `dealt` without offbeat in the loop, in one process."""
+    from offbeat.data import Deal
+
+    model, optimizer = setup.parts(0)
+    seeds(100)
+    columns, deal = table(samples, setup.dtype), Deal(samples, batch_size, 0)
+    trace = []
+    for number in range(setup.total or 0):
+        x, y, _ = (column[deal.indices(number)] for column in columns)
+        loss_of(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trace.append(flat(model))
+    return Result(0, 0, 0, True, flat(model), flat(model, False), slots(optimizer), [], [], trace)
+
+
+def plain_own(setup: Setup) -> Result:
+    """One worker's plain loop on its own units."""
+    model, optimizer = setup.parts(0)
+    seeds(100)
+    trace = []
+    for step in range(setup.total or 0):
+        usual(model, 0, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trace.append(flat(model))
+    return Result(0, 0, 0, True, flat(model), flat(model, False), slots(optimizer), [], [], trace)
+
+
+def own_seeded(setup: Setup) -> Result:
+    model, optimizer, sync = setup.start()
+    seeds(100 + offbeat.rank())
+    trace = []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def one_worker_pairs(setups: Sequence[Setup]) -> list[tuple[Result, Result, Result, Result]]:
+    """For each job: own loop, its plain twin, sync.batches, its plain twin."""
+    return [(own_seeded(s), plain_own(s), dealt(s), plain_dealt(s)) for s in setups]
+
+
+def beside_ddp(setup: Setup, steps: int) -> tuple[Tensor, Tensor]:
+    """The parameters after `steps` under BSP and under DistributedDataParallel, in the same processes."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    ours = train(setup)
+    assert ours.clock == steps
+    model, optimizer = setup.parts(offbeat.rank())
+    store = dist.PrefixStore("ddp", offbeat.job.current().store)
+    dist.init_process_group("gloo", store=store, rank=offbeat.rank(), world_size=offbeat.world_size())
+    try:
+        wrapped = DistributedDataParallel(model)
+        for step in range(steps):
+            x, y = unit(offbeat.rank(), step, setup.dtype)
+            torch.nn.functional.mse_loss(wrapped(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    return ours.parameters, flat(model, buffers=False)
+
+
+# Loops with something of the user's own
+
+
+def branching(model: Any, rank: int, step: int) -> Tensor:
+    """Ranks use different branches; in some steps all use the same one."""
+    model.use = step % 2 if step % 3 == 0 else (step + rank) % 2
+    return usual(model, rank, step)
+
+
+def lonely(model: Any, rank: int, step: int) -> Tensor:
+    """Only rank 0 ever uses the second branch."""
+    model.use = int(rank == 0 and step % 2 == 1)
+    return usual(model, rank, step)
+
+
+def branch_gradients(setup: Setup) -> list[list[bool]]:
+    """Which parameters have a gradient after each backward."""
+    model, _, sync = setup.start()
+    rows = []
+    while not sync.done:
+        branching(model, offbeat.rank(), sync.worker.clock).backward()
+        rows.append([p.grad is not None for p in model.parameters()])
+        sync.step()
+    return rows
+
+
+def accumulated(setup: Setup, pieces: int) -> Result:
+    """Every step's unit in several backwards, all but the last inside sync.accumulate()."""
+    model, optimizer, sync = setup.start()
+    trace = []
+    while not sync.done:
+        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        parts = list(zip(x.chunk(pieces), y.chunk(pieces), strict=True))
+        for number, (a, b) in enumerate(parts):
+            with sync.accumulate() if number < len(parts) - 1 else contextlib.nullcontext():
+                (loss_of(model, a, b) * len(a) / len(x)).backward()
+        sync.step()
+        trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def twice(setup: Setup) -> Result:
+    """Two backwards before each step, both outside sync.accumulate()."""
+    model, optimizer, sync = setup.start()
+    trace = []
+    while not sync.done:
+        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+            (loss_of(model, a, b) / 2).backward()
+        sync.step()
+        trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def divided(setup: Setup, how: str) -> Result:
+    """The parameters in several groups, or under several optimizers, of equal settings."""
+    model = build(setup.model, 3 + offbeat.rank(), setup.dtype)
+    parameters = list(model.parameters())
+    parts = [parameters[:1], parameters[1:]]
+    settings = (setup.lr, setup.momentum, setup.decay)
+    if how == "groups":
+        made: Any = optimize(setup.optimizer, [{"params": part} for part in parts], *settings)
+    else:
+        made = [optimize(setup.optimizer, part, *settings) for part in parts]
+    sync = offbeat.Synchronizer(model, made, setup.plan, setup.total, **setup.options)
+    trace = []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        trace.append(flat(model))
+    return result(model, made if how == "groups" else made[0], sync, trace=trace)
+
+
+def scaled(setup: Setup, bad: tuple[int, int] | None, start: float = 1024.0) -> Result:
+    """With a GradScaler; `bad` = (rank, step) has an infinite loss."""
+    model, optimizer, sync = setup.start()
+    scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=10**6)
+    trace, scales = [], []
+    while not sync.done:
+        here = (offbeat.rank(), sync.worker.clock)
+        loss = usual(model, *here)
+        scaler.scale(loss * float("inf") if here == bad else loss).backward()
+        sync.step(scaler)
+        trace.append(flat(model))
+        scales.append(scaler.get_scale())
+    return result(model, optimizer, sync, trace=trace, notes={"scales": scales})
+
+
+def skips_one(rank: int, step: int) -> bool:
+    return (rank, step) == (1, 4)
+
+
+def autocasting(setup: Setup) -> Result:
+    model, optimizer, sync = setup.start()
+    trace = []
+    while not sync.done:
+        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, x, y)
+        loss.backward()
+        sync.step()
+        trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def autocast_loss(model: nn.Module, rank: int, step: int) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return usual(model, rank, step)
+
+
+def gradients(setup: Setup, limit: float) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Each step's gradient by hand (this worker's own), as it is after backward, and after clipping."""
+    model, _, sync = setup.start()
+    rows = []
+    while not sync.done:
+        step = sync.worker.clock
+        own = torch.autograd.grad(usual(model, offbeat.rank(), step), list(model.parameters()))
+        usual(model, offbeat.rank(), step).backward()
+        after = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).clone()  # type: ignore[union-attr]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        clipped = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).clone()  # type: ignore[union-attr]
+        rows.append((torch.cat([g.reshape(-1) for g in own]), after, clipped))
+        sync.step()
+    return rows
+
+
+def consenting(setup: Setup, at: Sequence[int]) -> Result:
+    """Enters consensus after some steps, and notes what the model held before, inside and after."""
+    model, optimizer, sync = setup.start()
+    trace, rows = [], []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        trace.append(flat(model))
+        if sync.worker.clock in at:
+            before = flat(model)
+            with sync.consensus():
+                inside = flat(model)
+                model.eval()
+                model(unit(0, 0, setup.dtype)[0])
+                model.train()
+            rows.append((before, inside, flat(model)))
+    return result(model, optimizer, sync, trace=trace, notes={"consensus": rows})
+
+
+def asking(setup: Setup, texts: Sequence[str]) -> dict[str, list[int]]:
+    """At which units sync.every said True."""
+    model, _, sync = setup.start()
+    rows: dict[str, list[int]] = {text: [] for text in texts}
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        for text in texts:
+            if sync.every(text):
+                rows[text].append(sync.units)
+    return rows
+
+
+def schedule_of(name: str, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    from torch.optim import lr_scheduler as s
+
+    if name == "step":
+        return s.StepLR(optimizer, 3, 0.5)
+    if name == "cosine":
+        return s.CosineAnnealingLR(optimizer, steps)
+    if name == "onecycle":
+        return s.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps + 1)
+    if name == "sequential":
+        parts = [s.LinearLR(optimizer, 0.1, total_iters=4), s.CosineAnnealingLR(optimizer, steps - 4)]
+        return s.SequentialLR(optimizer, parts, [4])
+    raise ValueError(name)
+
+
+def scheduled(setup: Setup, name: str, made_for: int, steps: int | None) -> list[tuple[int, float]]:
+    """Units before each step, and the learning rate that it used."""
+    model, optimizer, sync = setup.start()
+    sync.scheduler(schedule_of(name, optimizer, made_for), steps)
+    units = []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        units.append(sync.units)
+        sync.step()
+    return [(u, lr) for u, (lr, _) in zip(units, optimizer.used, strict=True)]  # type: ignore[attr-defined]
+
+
+def half_cosine(progress: float) -> float:
+    return 1.0 - 0.75 * progress
+
+
+def shaped(setup: Setup) -> tuple[list[int], Result]:
+    model, optimizer, sync = setup.start()
+    sync.scheduler(half_cosine)
+    units = []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        units.append(sync.units)
+        sync.step()
+    return units, result(model, optimizer, sync)
+
+
+# Endings
+
+
+def loader_of(units: int, rank: int, dtype: torch.dtype = torch.float64, size: int = 4) -> DataLoader[Any]:
+    parts = [unit(rank, step, dtype, size) for step in range(units)]
+    return DataLoader(TensorDataset(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])), size)
+
+
+def uneven(setup: Setup, lengths: Sequence[int], epochs: int) -> Result:
+    """Every rank has a loader of its own length."""
+    model, optimizer = setup.parts(offbeat.rank())
+    sync = offbeat.Synchronizer(model, optimizer, setup.plan, epochs=epochs, **setup.options)
+    trace = []
+    with sync:
+        for x, y in sync.batches(loader_of(lengths[offbeat.rank()], offbeat.rank())):
+            loss_of(model, x, y).backward()
+            sync.step()
+            trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace)
+
+
+def stops_early(setup: Setup, steps: Sequence[int | None], enter: bool = False) -> Result:
+    """Every rank's loop breaks after its number of steps, and closes."""
+    model, optimizer, sync = setup.start()
+    stop = steps[offbeat.rank()]
+    taken = 0
+    while not sync.done:
+        if taken == stop:
+            break
+        usual(model, offbeat.rank(), taken).backward()
+        sync.step()
+        taken += 1
+    sync.close()
+    return result(model, optimizer, sync, notes={"taken": taken})
+
+
+def until_total(setup: Setup, samples: int, batch_size: int, epochs: float) -> Result:
+    model, optimizer = setup.parts(offbeat.rank())
+    sync = offbeat.Synchronizer(model, optimizer, setup.plan, epochs=epochs, **setup.options)
+    seen = []
+    for x, y, rows in sync.batches(table(samples), batch_size):
+        loss_of(model, x, y).backward()
+        sync.step()
+        sync.log(loss=1.0)
+        seen.append(rows.tolist())
+    return result(model, optimizer, sync, notes={"seen": seen, "total": sync.total})
+
+
+def dealt_with(setup: Setup, settings: dict[str, Any]) -> Result:
+    """`dealt` over 22 samples in units of 4, with more settings for sync.batches."""
+    return dealt(setup, 22, 4, 1, **settings)
+
+
+def forgets_to_close(setup: Setup, steps: Sequence[int | None]) -> int:
+    """The script's interpreter ends while the job goes on elsewhere."""
+    model, _, sync = setup.start()
+    taken = 0
+    while not sync.done and taken != steps[offbeat.rank()]:
+        usual(model, offbeat.rank(), taken).backward()
+        sync.step()
+        taken += 1
+    globals()["kept"] = sync  # as a script's module would keep it
+    return taken
+
+
+def uneven_with_consensus(setup: Setup, lengths: Sequence[int]) -> Result:
+    model, optimizer = setup.parts(offbeat.rank())
+    sync = offbeat.Synchronizer(model, optimizer, setup.plan, epochs=1)
+    for x, y in sync.batches(loader_of(lengths[offbeat.rank()], offbeat.rank())):
+        loss_of(model, x, y).backward()
+        sync.step()
+        if sync.every("20%"):
+            model.eval()
+            with sync.consensus():
+                model(x)
+            model.train()
+    return result(model, optimizer, sync)
+
+
+# Checkpoints
+
+
+def seeded_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Draws from all three generators."""
+    return loss_of(model, x, y) * (1 + 0.1 * random.random() + 0.1 * float(numpy.random.rand()))
+
+
+def batches_of(sync: offbeat.Synchronizer, loop: str, dtype: torch.dtype) -> Any:
+    """The batches of three kinds of loop."""
+    if loop == "own":
+        while not sync.done:
+            yield unit(offbeat.rank(), sync.worker.clock, dtype)
+    elif loop == "batches":
+        yield from ((x, y) for x, y, _ in sync.batches(table(22, dtype), 4))
+    else:
+        x, y, _ = table(24, dtype)
+        share = (
+            slice(offbeat.rank() * 12, offbeat.rank() * 12 + 12) if offbeat.world_size() == 2 else slice(None)
+        )
+        yield from sync.batches(DataLoader(TensorDataset(x[share], y[share]), 4, shuffle=True))
+
+
+def generators() -> list[Any]:
+    return [torch.rand(3).tolist(), numpy.random.rand(3).tolist(), random.random()]
+
+
+def saves(
+    setup: Setup, path: str, at: int, loop: str, half: Callable[[float], float] | None = None
+) -> Result:
+    """Saves after `at` steps and goes on."""
+    model, optimizer, sync = setup.start()
+    if half is not None:
+        sync.scheduler(half)
+    seeds(40 + offbeat.rank())
+    trace = []
+    for x, y in batches_of(sync, loop, setup.dtype):
+        seeded_loss(model, x, y).backward()
+        sync.step()
+        if sync.worker.clock == at:
+            sync.save(path)
+        if sync.worker.clock > at:
+            trace.append(flat(model))
+    return result(model, optimizer, sync, trace=trace, notes={"random": generators()})
+
+
+def resumes(setup: Setup, path: str, loop: str, half: Callable[[float], float] | None = None) -> Result:
+    """Another process, other seeds, goes on from the checkpoint."""
+    model, optimizer, sync = setup.start()
+    if half is not None:
+        sync.scheduler(half)
+    seeds(90 + offbeat.rank())
+    sync.restore(path)
+    trace, begun = [], sync.units
+    for x, y in batches_of(sync, loop, setup.dtype):
+        seeded_loss(model, x, y).backward()
+        sync.step()
+        trace.append(flat(model))
+    notes = {"random": generators(), "begun": begun}
+    return result(model, optimizer, sync, trace=trace, notes=notes)
+
+
+class Ramp:
+    """Something of the user's own with a state."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def saves_also(setup: Setup, path: str) -> int:
+    model, _, sync = setup.start()
+    ramp = Ramp(5)
+    usual(model, offbeat.rank(), 0).backward()
+    sync.step()
+    sync.save(path, also={"ramp": ramp})
+    return ramp.value
+
+
+def restores_also(setup: Setup, path: str) -> int:
+    _, _, sync = setup.start()
+    ramp = Ramp(0)
+    sync.restore(path, also={"ramp": ramp})
+    return ramp.value
+
+
+def refuses(setup: Setup, paths: Sequence[str]) -> tuple[list[tuple[str, str, bool]], Result]:
+    """Tries each path; what was raised, and whether anything had changed. Then trains."""
+    model, optimizer, sync = setup.start()
+    rows = []
+    for path in paths:
+        before = (flat(model), slots(optimizer), torch.get_rng_state(), random.getstate(), sync.units)
+        lr = optimizer.param_groups[0]["lr"]
+        error: Exception | None = None
+        try:
+            sync.restore(path)
+        except Exception as raised:
+            error = raised
+        same = (
+            torch.equal(before[0], flat(model))
+            and str(before[1]) == str(slots(optimizer))
+            and torch.equal(before[2], torch.get_rng_state())
+            and before[3] == random.getstate()
+            and before[4] == sync.units
+            and lr == optimizer.param_groups[0]["lr"]
+        )
+        rows.append((type(error).__name__, str(error), same))
+    trace = []
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        trace.append(flat(model))
+    return rows, result(model, optimizer, sync, trace=trace)
+
+
+def cannot_write(setup: Setup, path: str) -> tuple[str, str, Result]:
+    """Saves where it cannot be, and goes on."""
+    model, optimizer, sync = setup.start()
+    trace, name, message = [], "", ""
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        trace.append(flat(model))
+        if sync.worker.clock == 3:
+            try:
+                sync.save(path)
+            except OSError as error:
+                name, message = type(error).__name__, str(error)
+    return name, message, result(model, optimizer, sync, trace=trace)
+
+
+def killed_while_saving(setup: Setup, path: str) -> None:
+    import os
+    import signal
+
+    model, _, sync = setup.start()
+    for _ in range(2):
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+    os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,misc]
+    sync.save(path)
+
+
+# Wrong use
+
+
+def wrongly(setup: Setup, how: str) -> Any:
+    """One way of using it wrongly; returns only if nothing was said."""
+    rank = offbeat.rank()
+    if how == "wrapped":
+        model = torch.nn.DataParallel(build("linear"))
+        return offbeat.Synchronizer(model, optimize("sgd", model.parameters(), 0.1, 0, 0), total=4)
+    if how == "models":
+        model = build("linear" if rank else "mlp")
+        return offbeat.Synchronizer(model, optimize("sgd", model.parameters(), 0.1, 0, 0), total=4)
+    if how == "optimizers":
+        model = build("linear")
+        return offbeat.Synchronizer(
+            model, optimize("adam" if rank else "sgd", model.parameters(), 0.1, 0, 0), total=4
+        )
+    if how == "foreign":
+        model = build("linear")
+        return offbeat.Synchronizer(model, optimize("sgd", build("mlp").parameters(), 0.1, 0, 0), total=4)
+    if how == "lbfgs":
+        model = build("linear")
+        return offbeat.Synchronizer(model, torch.optim.LBFGS(model.parameters()), total=4)
+    model, optimizer, sync = setup.start()
+    if how == "plateau":
+        return sync.scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    if how == "every":
+        return sync.every("abc")
+    if how == "no backward":
+        return sync.step()
+    if how == "only accumulate":
+        with sync.accumulate():
+            usual(model, rank, 0).backward()
+        return sync.step()
+    if how == "skipped step":
+        for x, y, _ in sync.batches(table(22), 4):
+            loss_of(model, x, y).backward()
+        return None
+    if how == "lonely consensus":
+        while not sync.done:
+            usual(model, rank, sync.worker.clock).backward()
+            sync.step()
+            if rank == 0 and sync.worker.clock == 2:
+                with sync.consensus():
+                    pass
+        return None
+    if how == "step inside consensus":
+        usual(model, rank, 0).backward()
+        with sync.consensus():
+            sync.step()
+        return None
+    if how == "after the end":
+        while not sync.done:
+            usual(model, rank, sync.worker.clock).backward()
+            sync.step()
+        usual(model, rank, 0).backward()
+        return sync.step()
+    if how == "sparse":
+        model = nn.Embedding(4, 3, sparse=True)
+        sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.1), "bsp", 4)
+        model(torch.tensor([rank])).sum().backward()
+        return sync.step()
+    raise KeyError(how)
+
+
+def saves_while_leaving(setup: Setup, path: str, steps: int) -> Result:
+    """Rank 1 stops after `steps`, where rank 0 saves."""
+    model, optimizer, sync = setup.start()
+    while not sync.done:
+        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        sync.step()
+        if sync.worker.clock == steps:
+            if offbeat.rank() == 1:
+                break
+            sync.save(path)
+    sync.close()
+    return result(model, optimizer, sync)
