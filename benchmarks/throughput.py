@@ -4,10 +4,11 @@
     python benchmarks/throughput.py --rate 50mbit --hosts-tool PATH/hosts.py
                                                                  two emulated hosts on slow links
 
-All methods run in the same processes and take turns: in each round, every method does `--warm` steps
-(so that an average is under way when the clock starts, as in the middle of a job) and then `--steps`
-timed ones. Printed are the median and the spread (lowest to highest) over the rounds, as shares of the
-rounds' own no-communication speed. Peers are set up as their documentation says.
+All methods run in the same processes and take turns, beginning with another one each time: in a turn a
+method does `--warm` steps (so that an average is under way when the clock starts, as in the middle of a
+job) and then `--steps` timed ones; `--turns` of them make a round. Printed are the median and the spread
+(lowest to highest) over the rounds, as shares of the rounds' own no-communication speed. Peers are set up
+as their documentation says.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", choices=("resnet8", "mlp"), default="resnet8")
     parser.add_argument("--batch", type=int, default=32, help="samples of a worker's step")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=24, help="timed steps of a method in a round")
+    parser.add_argument("--turns", type=int, default=2, help="turns of a method in a round")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps in a turn")
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--only", help="methods to run beside 'none', separated by ';'")
     parser.add_argument("--rate", help="of every host's link, such as 50mbit: emulated hosts")
@@ -203,22 +205,35 @@ def work(args: argparse.Namespace) -> None:
     offbeat.init(seed=0, out=False)
     steps = {name: build() for name, build in methods(args).items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for number in range(args.rounds + 1):  # the first one warms up
-        for name, step in steps.items():
-            for _ in range(args.warm):
-                step()
-            dist.barrier()
-            begun = time.perf_counter()
-            for _ in range(args.steps):
-                step()
-            dist.barrier()
-            if number:
-                seconds[name].append((time.perf_counter() - begun) / args.steps)
-            time.sleep(0.5)  # what is still under way lands before the next method's turn
+        spent = dict.fromkeys(names, 0.0)
+        for turn in range(args.turns):
+            shift = (number * args.turns + turn) % len(names)
+            for name in names[shift:] + names[:shift]:
+                spent[name] += take_turn(steps[name], args)
+                time.sleep(0.4)  # what is still under way lands before the next method's turn
+        if number:
+            for name in names:
+                seconds[name].append(spent[name] / (args.turns * args.steps))
     if dist.get_rank() == 0:
         report(args, seconds, torch.__version__)
     dist.barrier()
     os._exit(0)
+
+
+def take_turn(step: Callable[[], None], args: argparse.Namespace) -> float:
+    """Seconds that the timed steps took, on the slowest worker."""
+    from torch import distributed as dist
+
+    for _ in range(args.warm):
+        step()
+    dist.barrier()
+    begun = time.perf_counter()
+    for _ in range(args.steps):
+        step()
+    dist.barrier()
+    return time.perf_counter() - begun
 
 
 def report(args: argparse.Namespace, seconds: dict[str, list[float]], version: str) -> None:
@@ -227,6 +242,7 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], version: s
         "model": args.model,
         "batch": args.batch,
         "rounds": args.rounds,
+        "turns": args.turns,
         "steps": args.steps,
         "warm": args.warm,
         "rate": args.rate or "loopback",

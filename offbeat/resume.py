@@ -38,7 +38,7 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     begun = time.perf_counter()
     worker = sync.worker
     mine = {"rank": worker.rank, "random": random_state(), "data": sync.data_position()}
-    texts = worker.gather_texts(Event.SAVE, json.dumps(mine))
+    texts = worker.team.gather(Event.SAVE, json.dumps(mine))
     rows = [json.loads(text) for text in texts if text]  # a worker that leaves has nothing to say
     unreadable, failure = "", ""
     if worker.rank == worker.members[0]:
@@ -70,8 +70,8 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
                 write(path, {**rest, "modules": modules, "optimizers": optimizers})
             except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
                 failure = f"the checkpoint {path} could not be written: {error}"
-    _raise_first(worker.gather_texts(Event.SAVE, unreadable), CheckpointError)
-    _raise_first(worker.gather_texts(Event.SAVE, failure), OSError)
+    _raise_first(worker.team.gather(Event.SAVE, unreadable), CheckpointError)
+    _raise_first(worker.team.gather(Event.SAVE, failure), OSError)
     sync.journal.record(
         "checkpoint",
         action="saved",
@@ -98,7 +98,7 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
             )
         except CheckpointError as error:
             failure = str(error)
-    _raise_first(worker.gather_texts(Event.RESTORE, failure), CheckpointError)
+    _raise_first(worker.team.gather(Event.RESTORE, failure), CheckpointError)
     if worker.rank == first:
         for module, saved in zip(state.modules, content["modules"], strict=True):
             module.load_state_dict(saved)

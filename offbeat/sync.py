@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,20 +15,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-import offbeat
 from offbeat import backward, checkpoint, exits, job
 from offbeat.checkpoint import CheckpointError
 from offbeat.checks import WIRES, check_parts, length_of, modules_of, plan_of, share_of, wire_of
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.state import State
+from offbeat.course import Course
 from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
 from offbeat.plan import check as plan_check
-from offbeat.protocols import Program, Protocol
+from offbeat.protocols import Protocol
 from offbeat.resume import restore, save
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
-from offbeat.worker import Batch
 
 
 class Synchronizer:
@@ -89,25 +86,21 @@ class Synchronizer:
             WIRES[wire],
             self.journal,
         )
-        self.worker.after_step = self._stepped
-        self._program: Program | None = None
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = here.seed
         self._everies: dict[str, int] = {}
         self._every_from = 0.0
         self._inside_consensus = False
-        self._ended = self._closed = self._failed = False
-        self._loss: torch.Tensor | None = None
-        self._partial: torch.Tensor | None = None
-        self._sample_due = 0.0
-        self._batch_samples = 0
+        self._closed = self._failed = False
         self._settings = {"lr_reference": lr_reference, "momentum": momentum, "wire": wire}
-        self._telemetry = Telemetry(self.worker, self._store, here.world_size, self.journal)
+        self._telemetry = Telemetry(self.worker, self._store, here, self.journal)
+        self.worker.after_step = self._telemetry.step
+        self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
         exits.watch(self)
         if total is not None:
-            self._set_total(total)
+            self._begin(total)
 
     # Facts
 
@@ -139,7 +132,7 @@ class Synchronizer:
     @property
     def done(self) -> bool:
         """Whether the job is over: all workers hold the same model."""
-        return self._ended
+        return self._course.ended
 
     @property
     def stepping(self) -> bool:
@@ -194,23 +187,18 @@ class Synchronizer:
 
         Raises RuntimeError without a gradient, inside `consensus`, or when the job is over.
         """
-        if self._ended:
+        if self.done:
             raise RuntimeError(
                 f"the job is over: {self.units} of {self.total} units are done; a loop over "
                 f"sync.batches(...), or `while not sync.done`, ends by itself"
             )
-        if self._inside_consensus:
-            raise RuntimeError(
-                "sync.step() inside sync.consensus() would train the averaged model: leave it first"
-            )
+        self._outside_consensus("step()")
         if self.worker.reducer.hold:
             return
-        if self.worker.broken is not None:
-            raise RuntimeError(self.worker.broken)
-        self._check_gradients()
+        self._check_step()
         if scaler is not None:
             self.worker.scaler = scaler
-        self._advance()
+        self._course.advance()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -229,7 +217,7 @@ class Synchronizer:
         Raises ValueError for another text."""
         share = share_of(text, self.total)
         done = min(self.progress, 1.0) / share
-        count = math.ceil(done - 1e-9) if self._ended else math.floor(done + 1e-9)
+        count = math.ceil(done - 1e-9) if self.done else math.floor(done + 1e-9)
         before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
         self._everies[text] = max(count, before)
         return count > before
@@ -239,7 +227,7 @@ class Synchronizer:
         """Inside, the model holds the members' mean (parameters and floating-point buffers), whatever
         the protocol; afterwards what it held before, to the bit. All members must enter it together:
         `sync.every` tells all the same."""
-        if self._ended or self._inside_consensus:
+        if self.done or self._inside_consensus:
             yield
             return
         with self.worker.consensus():
@@ -293,14 +281,14 @@ class Synchronizer:
         Raises OSError on every worker when it cannot be written, CheckpointError when something in it
         could not be read back.
         """
-        self._not_inside_consensus("save")
-        self._drain()
+        self._outside_consensus("save()")
+        self._course.drain()
         try:
             save(self, Path(path), also or {})
         except (OSError, CheckpointError):
-            self._restart()
+            self._course.resume()
             raise
-        self._restart()
+        self._course.resume()
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
@@ -308,17 +296,17 @@ class Synchronizer:
 
         Raises CheckpointError on every worker, with nothing changed, for a file that doesn't fit.
         """
-        self._not_inside_consensus("restore")
-        self._stop_plan()
+        self._outside_consensus("restore()")
+        self._course.stop()
         try:
             restore(self, Path(path), also or {})
         except CheckpointError:
-            self._restart()
+            self._course.resume()
             raise
         self._everies, self._every_from = {}, 0.0
         if self.total is not None:
             self._every_from = self.progress
-        self._restart()
+        self._course.resume()
 
     def close(self) -> None:
         """Ends this worker's part; all workers come here sooner or later. One that stops before the job
@@ -329,9 +317,14 @@ class Synchronizer:
         self._closed = True
         if self._stream is not None:
             self._stream.close()
-        if not self._ended and not self._failed:
-            self.leave()
-        self._let_go()
+        if not self._failed:
+            self._course.leave()
+        backward.ignore(self)
+        self.worker.reducer.remove()
+        self.worker.averager.release()
+        self._telemetry.close()
+        self.journal.close()
+        exits.forget(self)
 
     def __enter__(self) -> Synchronizer:
         return self
@@ -359,22 +352,26 @@ class Synchronizer:
     def length_is(self, units: Callable[[float], int]) -> None:
         """With epochs=, the job's length in units is known when its data is."""
         if self.total is None and self._epochs is not None:
-            self._set_total(units(self._epochs))
+            self._begin(units(self._epochs))
+
+    def leave(self) -> None:
+        """No more data on this worker: see `close`."""
+        self._course.leave()
 
     def sum_units(self, own: int) -> int:
         """The sum of every worker's units."""
-        return self.worker.agree_total(own)
+        return self.worker.team.sum(own)
 
     def lend(self, batch: Any, samples: int, last: bool, dealt: bool) -> Iterator[Any]:
         """Gives the loop one micro-batch, and sees to it that the unit's last one ends in a step."""
         clock = self.worker.clock
-        self._batch_samples += samples
+        self._telemetry.batch_samples += samples
         self.worker.reducer.hold = not last
         try:
             yield batch
         finally:
             self.worker.reducer.hold = False
-        if dealt and last and not self._ended and self.worker.clock == clock:
+        if dealt and last and not self.done and self.worker.clock == clock:
             raise RuntimeError(
                 "every batch of sync.batches(...) is one unit and ends in one sync.step(), which was not "
                 "called: to accumulate gradients over several, use sync.batches(..., micro_batches=k)"
@@ -382,171 +379,16 @@ class Synchronizer:
 
     # How it works
 
-    def _set_total(self, total: int) -> None:
+    def _begin(self, total: int) -> None:
         """The length is known: the plan begins."""
-        plan_check(self.plan, total)
-        self.worker.total = total
-        here, worker = job.current(), self.worker
-        self.journal.record(
-            "run",
-            started=here.started,
-            script=sys.argv[0] if sys.argv else "",
-            argv=sys.argv[1:],
-            plan=str(self.plan),
-            total=total,
-            seed=here.seed,
-            workers=here.world_size,
-            device=str(here.device),
-            backend=here.backend,
-            parameters=sum(p.numel() for p in worker.state.parameters),
-            host=os.uname().nodename,
-            versions={
-                "offbeat": offbeat.__version__,
-                "torch": torch.__version__,
-                "python": sys.version.split()[0],
-            },
-            **self._settings,
-        )
-        costs = {
-            **here.costs,
-            "rendezvous_ms": worker.rendezvous_ms,
-            "broadcast_ms": worker.broadcast_ms,
-        }
-        self.journal.record("start", **{key: round(value, 3) for key, value in costs.items()})
-        worker.schedules.move(worker.units, total)
-        self._every_from = worker.progress
-        worker.meter.begin()
-        self._restart()
+        self._telemetry.begin(plan=str(self.plan), total=total, **self._settings)
+        self._every_from = self.worker.units / total
+        self._course.begin(total)
 
-    def _restart(self) -> None:
-        """The plan goes on from where the job is."""
-        if self._ended or self.worker.total is None:
-            return
-        self.worker.interrupted = False
-        if not self.worker.running:
-            self._end()
-            return
-        self.worker.begin(self.plan.current(self.worker))
-        self._program = self.plan.run(self.worker)
-        self._advance()
-
-    def _advance(self) -> None:
-        """Runs the plan up to its next batch."""
-        if self._program is None:
-            self.worker.progress  # noqa: B018 (says what is missing)
-            return
-        for handle in self._program:
-            if isinstance(handle, Batch):
-                return
-            with self.worker.meter.waiting():
-                handle.wait()
-        self._program = None
-        if self.worker.interrupted:
-            return
-        with self.worker.meter.waiting():
-            self.worker.settle_now()
-        if self.worker.running:  # somebody had left, and less is done than those who stayed reckoned with
-            self._restart()
-            return
-        with self.worker.meter.waiting():
-            self.worker.finish()
-        self._end()
-
-    def _drain(self) -> None:
-        """Stops the plan; what is in flight lands, and all members hold the same."""
-        if self._ended:
-            return
-        self._stop_plan()
-        with self.worker.meter.waiting():
-            self.worker.settle_now()
-
-    def _stop_plan(self) -> None:
-        if self._program is not None:
-            self.worker.interrupted = True
-            self._advance()
-
-    def leave(self) -> None:
-        """No more data on this worker: see `close`."""
-        if not self._ended:
-            self._stop_plan()
-            self.worker.meter.end()
-            self.worker.leave()
-            self._end()
-
-    def _not_inside_consensus(self, name: str) -> None:
-        if self._inside_consensus:
-            raise RuntimeError(
-                f"sync.{name}() inside sync.consensus() would take the averaged model for the workers' own: "
-                f"leave it first"
-            )
-
-    def _end(self) -> None:
-        """The job is over, on all workers at once."""
-        self._ended = True
-        backward.ignore(self)
-        self.worker.reducer.remove()
-        self.worker.meter.end()
-        self._telemetry.end(self._loss_value())
-
-    def _let_go(self) -> None:
-        backward.ignore(self)
-        self.worker.reducer.remove()
-        self.worker.averager.release()
-        self._telemetry.close()
-        self.journal.close()
-        exits.forget(self)
-
-    def fail(self, error: BaseException) -> None:
-        """The script has failed: the others learn of it at once, and nothing more is waited for."""
-        if not self._closed and not self._failed:
-            self._failed = True
-            text = "".join(traceback.format_exception_only(type(error), error)).strip()
-            self.journal.record("error", rank=self.worker.rank, message=text)
-            self.journal.flush()
-            self.worker.epoch.close()
-
-    def backward_returned(self, roots: Any) -> None:
-        if isinstance(roots, list | tuple):
-            roots = roots[0] if len(roots) == 1 else None
-        if isinstance(roots, torch.Tensor) and roots.numel() == 1:
-            loss = roots.detach()
-            scaler = self.worker.scaler
-            if scaler is not None and scaler.is_enabled():
-                loss = loss / scaler.get_scale()
-            if self._partial is not None:
-                loss = loss + self._partial
-            if self.worker.reducer.hold:
-                self._partial = loss
-            else:
-                self._loss, self._partial = loss, None
-        self.worker.backward_returned()
-
-    def backward_failed(self) -> None:
-        self.worker.backward_failed()
-
-    def _stepped(self) -> None:
-        worker = self.worker
-        worker.meter.steps += 1
-        worker.meter.samples += self._batch_samples
-        self._batch_samples = 0
-        now = time.perf_counter()
-        if now >= self._sample_due and self.journal.path is not None:
-            self._sample_due = now + 0.2
-            self.journal.record(
-                "step",
-                protocol=str(worker.protocol),
-                clock=worker.clock,
-                units=worker.units,
-                progress=round(worker.progress, 6),
-                loss=self._loss_value(),
-                lr=float(worker.meter.lr),
-            )
-
-    def _loss_value(self) -> float | None:
-        return None if self._loss is None else round(float(self._loss), 6)
-
-    def _check_gradients(self) -> None:
-        state, reducer = self.worker.state, self.worker.reducer
+    def _check_step(self) -> None:
+        worker, state, reducer = self.worker, self.worker.state, self.worker.reducer
+        if worker.team.broken is not None:
+            raise RuntimeError(worker.team.broken)
         if all(p.grad is None for p in state.parameters):
             raise RuntimeError("sync.step() needs a gradient: call backward() on a loss of the model first")
         for p in state.frozen:
@@ -560,6 +402,34 @@ class Synchronizer:
                 "under bsp the last backward() before sync.step() must be outside sync.accumulate(): it "
                 "is the one that brings the members' mean gradient"
             )
+
+    def _outside_consensus(self, call: str) -> None:
+        if self._inside_consensus:
+            raise RuntimeError(
+                f"sync.{call} inside sync.consensus() would take the averaged model for the workers' own: "
+                f"leave it first"
+            )
+
+    def _over(self) -> None:
+        backward.ignore(self)
+        self.worker.reducer.remove()
+        self._telemetry.end()
+
+    def fail(self, error: BaseException) -> None:
+        """The script has failed: the others learn of it at once, and nothing more is waited for."""
+        if not self._closed and not self._failed:
+            self._failed = True
+            text = "".join(traceback.format_exception_only(type(error), error)).strip()
+            self.journal.record("error", rank=self.worker.rank, message=text)
+            self.journal.flush()
+            self.worker.epoch.close()
+
+    def backward_returned(self, roots: Any) -> None:
+        self._telemetry.backward(roots)
+        self.worker.backward_returned()
+
+    def backward_failed(self) -> None:
+        self.worker.backward_failed()
 
 
 _made = 0

@@ -1,55 +1,131 @@
-"""The workers' figures, gathered into rank 0's journal at a low rate and away from the training loop."""
+"""What a run writes down about itself: rank 0's own samples, and the others' figures, gathered at a low
+rate and away from the training loop."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import threading
+import time
 from typing import Any
 
+import torch
+
+import offbeat
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.state import collect
+from offbeat.job import Job
 from offbeat.journal import Journal
 
-INTERVAL = 1.0
+GATHER = 1.0
 """Seconds between two `workers` records."""
+SAMPLE = 0.2
+"""Least seconds between two `step` records."""
 
 
 class Telemetry:
-    """Every worker puts its summary into the store once a second; rank 0 writes all of them down."""
+    """One worker's part in the journal. Every worker puts its summary into the store once a second; rank
+    0 writes all of them down."""
 
-    def __init__(self, worker: ReplicaWorker, store: Any, world: int, journal: Journal):
-        self._worker, self._store, self._world, self._journal = worker, store, world, journal
+    def __init__(self, worker: ReplicaWorker, store: Any, job: Job, journal: Journal):
+        self._worker, self._store, self._job, self._journal = worker, store, job, journal
+        self._loss: torch.Tensor | None = None
+        self._partial: torch.Tensor | None = None
+        self._sample_due = 0.0
+        self.batch_samples = 0  # lent to the loop since the last step
         self._stop = threading.Event()
-        self._ended = False
         self._thread: threading.Thread | None = None
         if store is not None or journal.path is not None:
-            self._thread = threading.Thread(target=self._run, name="offbeat-telemetry", daemon=True)
+            self._thread = threading.Thread(target=self._gather, name="offbeat-telemetry", daemon=True)
             self._thread.start()
 
-    def _run(self) -> None:
-        while not self._stop.wait(INTERVAL):
+    def begin(self, **settings: Any) -> None:
+        """Writes the run's first records: what it is, and what its start cost."""
+        job, worker = self._job, self._worker
+        self._journal.record(
+            "run",
+            started=job.started,
+            script=sys.argv[0] if sys.argv else "",
+            argv=sys.argv[1:],
+            seed=job.seed,
+            workers=job.world_size,
+            device=str(job.device),
+            backend=job.backend,
+            parameters=sum(p.numel() for p in worker.state.parameters),
+            host=os.uname().nodename,
+            versions={
+                "offbeat": offbeat.__version__,
+                "torch": str(torch.__version__),
+                "python": sys.version.split()[0],
+            },
+            **settings,
+        )
+        costs = {**job.costs, "rendezvous_ms": worker.rendezvous_ms, "broadcast_ms": worker.broadcast_ms}
+        self._journal.record("start", **{name: round(ms, 3) for name, ms in costs.items()})
+
+    def backward(self, roots: Any) -> None:
+        """Remembers the loss that a backward began at. Micro-batches' losses add up. Reads no tensor: on
+        CUDA that would wait for the device."""
+        if isinstance(roots, list | tuple):
+            roots = roots[0] if len(roots) == 1 else None
+        if not isinstance(roots, torch.Tensor) or roots.numel() != 1:
+            return
+        loss, scaler = roots.detach().float(), self._worker.scaler
+        if scaler is not None and scaler.is_enabled():
+            loss = loss / scaler.scale(torch.ones_like(loss))
+        if self._partial is not None:
+            loss = loss + self._partial
+        if self._worker.reducer.hold:
+            self._partial = loss
+        else:
+            self._loss, self._partial = loss, None
+
+    @property
+    def loss(self) -> float | None:
+        """This worker's last loss."""
+        return None if self._loss is None else round(float(self._loss), 6)
+
+    def step(self) -> None:
+        """A step was taken."""
+        worker = self._worker
+        worker.meter.steps += 1
+        worker.meter.samples += self.batch_samples
+        self.batch_samples = 0
+        now = time.perf_counter()
+        if now >= self._sample_due and self._journal.path is not None:
+            self._sample_due = now + SAMPLE
+            self._journal.record(
+                "step",
+                protocol=str(worker.protocol),
+                clock=worker.clock,
+                units=worker.units,
+                progress=round(worker.progress, 6),
+                loss=self.loss,
+                lr=float(worker.meter.lr),
+            )
+
+    def _gather(self) -> None:
+        while not self._stop.wait(GATHER):
             # A store that has gone is the training loop's to report.
             with contextlib.suppress(RuntimeError):
-                self._once()
+                self._gather_once()
 
-    def _once(self) -> None:
+    def _gather_once(self) -> None:
         own = self._worker.summary()
         if self._store is not None and self._worker.rank != 0:
             self._store.set(f"summary/{self._worker.rank}", json.dumps(own))
         if self._journal.path is None or not own["units"]:
             return
         rows = [own]
-        for rank in range(1, self._world):
+        for rank in range(1, self._job.world_size):
             if self._store.check([f"summary/{rank}"]):
                 rows.append(json.loads(self._store.get(f"summary/{rank}")))
         self._journal.record("workers", workers=rows)
 
-    def end(self, loss: float | None) -> None:
+    def end(self) -> None:
         """The job is over on all workers: the final figures, by a last exchange."""
-        if self._ended:
-            return
-        self._ended = True
         rows = [json.loads(text) for text in collect(self._worker.epoch, json.dumps(self._worker.summary()))]
         seconds = self._worker.meter.seconds
         samples = sum(row["samples"] for row in rows)
@@ -62,7 +138,7 @@ class Telemetry:
             samples=samples,
             samples_per_s=round(samples / seconds, 2) if seconds else 0.0,
             waiting=round(sum(row["wait_s"] for row in rows) / spent, 4) if spent else 0.0,
-            loss=loss,
+            loss=self.loss,
         )
         self._journal.flush()
 

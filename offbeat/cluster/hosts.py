@@ -32,12 +32,8 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from offbeat.cluster.spec import LaunchError, LaunchSpec
-
-BEAT = 0.5  # seconds between two looks at the store, and between two signs of life
-
-
-class StoreLost(ConnectionError):
-    """Node 0's store does not answer any more."""
+from offbeat.cluster.watch import StoreLost as StoreLost
+from offbeat.cluster.watch import Watch, first_line
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class Hosts:
                 self._rest(end, self._absence(missing))
             rows = json.loads(self.store.get("launcher/world"))
         except (RuntimeError, OSError) as error:
-            raise LaunchError(f"the rendezvous at {self._where} was lost: {_first(error)}") from None
+            raise LaunchError(f"the rendezvous at {self._where} was lost: {first_line(error)}") from None
         if spec.nnodes > 1:
             self._watch = Watch(self._client(*self.address, patience=spec.host_timeout), spec)
         return World(tuple(r[0] for r in rows), tuple(r[1] for r in rows), Path(job["out"]), job["id"])
@@ -292,67 +288,6 @@ class Hosts:
         return made[0]
 
 
-class Watch:
-    """A thread that looks into the store a few times a second, through a connection of its own: a silent
-    cut of the network must not stop the launcher from tending its workers."""
-
-    def __init__(self, store: TCPStore, spec: LaunchSpec):
-        self._store, self._spec = store, spec
-        self._failed: dict[str, Any] | None = None
-        self.lost: str | None = None
-        self.all_done = False
-        self._answered = time.monotonic()
-        self._stop = threading.Event()
-        self._seen = {r: (-1, time.monotonic()) for r in range(spec.nnodes) if r != spec.node_rank}
-        self._thread = threading.Thread(target=self._run, name="offbeat-hosts", daemon=True)
-        self._thread.start()
-
-    def trouble(self) -> dict[str, Any] | None:
-        if self._failed is not None:
-            return self._failed
-        # Not every call of the store keeps to its time-out when the network falls silent.
-        if not self._stop.is_set() and time.monotonic() - self._answered > self._spec.host_timeout:
-            self.lost = self.lost or f"no answer for {self._spec.host_timeout:g} s"
-        if self.lost is not None:
-            raise StoreLost(self.lost)
-        return None
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2)
-
-    def _run(self) -> None:
-        mine, nodes = f"launcher/beat/{self._spec.node_rank}", range(self._spec.nnodes)
-        try:
-            while not self._stop.wait(BEAT):
-                self._store.add(mine, 1)
-                self._answered = time.monotonic()
-                if self._store.check(["launcher/failed"]):
-                    self._failed = json.loads(self._store.get("launcher/failed"))
-                    return
-                if all(self._store.check([f"launcher/done/{r}"]) for r in nodes):
-                    self.all_done = True
-                if self._spec.node_rank == 0:
-                    self._listen()
-        except RuntimeError as error:
-            # Node 0 may go once all hosts are done.
-            if not self.all_done:
-                self.lost = _first(error)
-
-    def _listen(self) -> None:
-        """Node 0 misses a host that has fallen silent without having finished."""
-        now = time.monotonic()
-        for node, (count, since) in self._seen.items():
-            beat = self._store.add(f"launcher/beat/{node}", 0)
-            if beat != count:
-                self._seen[node] = (beat, now)
-            elif now - since > self._spec.host_timeout and not self._store.check([f"launcher/left/{node}"]):
-                name = json.loads(self._store.get(f"launcher/host/{node}"))["host"]
-                message = f"node {node} ({name}) has not been heard of for {self._spec.host_timeout:g} s"
-                value = {"node": node, "message": message, "detail": []}
-                self._store.compare_set("launcher/failed", "", json.dumps(value))
-
-
 def _open(host: str, port: int, everywhere: bool, endpoint: str | None) -> tuple[TCPStore, int]:
     """The store on a socket of ours: an address in use is told at once, and on a single host nobody
     else can connect."""
@@ -378,7 +313,7 @@ def _open(host: str, port: int, everywhere: bool, endpoint: str | None) -> tuple
             master_listen_fd=listener.detach(),
         )
     except RuntimeError as error:
-        raise LaunchError(f"the rendezvous cannot be opened at port {port}: {_first(error)}") from None
+        raise LaunchError(f"the rendezvous cannot be opened at port {port}: {first_line(error)}") from None
     return store, port
 
 
@@ -403,7 +338,3 @@ def _reachable(host: str, port: int, timeout: float = 5.0) -> bool:
             return True
     except OSError:
         return False
-
-
-def _first(error: BaseException) -> str:
-    return str(error).split("\n")[0][:200]

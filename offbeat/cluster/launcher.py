@@ -33,6 +33,7 @@ try:
 
     from offbeat.cluster.hosts import Hosts, StoreLost, World
     from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess
+    from offbeat.cluster.watch import first_line
 finally:
     if _quiet:
         del os.environ["TORCH_CPP_LOG_LEVEL"]
@@ -159,7 +160,8 @@ class Launcher:
             return Outcome(0) if self._hosts.all_done() else None
         except (StoreLost, RuntimeError) as error:
             return Outcome(
-                1, f"node 0's launcher, at {self.spec.endpoint}, was lost during the run ({_line(error)})"
+                1,
+                f"node 0's launcher, at {self.spec.endpoint}, was lost during the run ({first_line(error)})",
             )
 
     def _on_exit(self, failed: list[tuple[WorkerProcess, Exit]]) -> Outcome:
@@ -278,7 +280,3 @@ def _print(rank: int, stream: str, text: str) -> None:
     file = sys.stdout if stream == "out" else sys.stderr
     file.write(text)
     file.flush()
-
-
-def _line(error: BaseException) -> str:
-    return str(error).split("\n")[0][:120]

@@ -109,6 +109,7 @@ class Reducer:
         self._exchange: Callable[[int], Exchange] | None = None
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
+        self._seen = bytearray(len(self.parameters))
         self.started = False
         self.reduced = False
         self._error: Exception | None = None
@@ -159,6 +160,7 @@ class Reducer:
 
     def _reset(self) -> None:
         self.started, self._error, self._next = False, None, 0
+        self._seen = bytearray(len(self.parameters))
         for bucket in self.buckets:
             bucket.missing, bucket.work = len(bucket.numbers), None
 
@@ -171,27 +173,33 @@ class Reducer:
             self.reduced = False  # `.grad` is more than the members' mean again
             return
         self.started = True
-        try:
-            bucket = self._bucket_of[number]
-            if self.parameters[number].grad.is_sparse:  # type: ignore[union-attr]
-                raise TypeError(
-                    f"{self.names[number]} has a sparse gradient, which cannot be averaged with the others: "
-                    f"use Embedding(sparse=False)"
-                )
+        bucket = self._bucket_of[number]
+        if self._seen[number]:
             if bucket.work is not None:
-                raise RuntimeError(
+                self._error = RuntimeError(
                     f"{self.names[number]} got a second gradient in one backward after its bucket had left: "
                     f"with activation checkpointing use checkpoint(..., use_reentrant=False)"
                 )
-            bucket.missing -= 1
-            while self._next < len(self.buckets) and self.buckets[self._next].missing <= 0:
-                self._launch()
-        except Exception as error:
-            self._error = error
+            return
+        self._seen[number] = 1
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            try:
+                while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
+                    self._launch()
+            except Exception as error:
+                self._error = error
 
     def _launch(self) -> None:
         assert self._epoch is not None
-        self.buckets[self._next].launch(self._epoch)
+        bucket = self.buckets[self._next]
+        for i, p in zip(bucket.numbers, bucket.parameters, strict=True):
+            if p.grad is not None and p.grad.is_sparse:
+                raise TypeError(
+                    f"{self.names[i]} has a sparse gradient, which cannot be averaged with the others: "
+                    f"use Embedding(sparse=False)"
+                )
+        bucket.launch(self._epoch)
         self._next += 1
 
     def abandon(self) -> bool:

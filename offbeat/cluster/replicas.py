@@ -1,12 +1,4 @@
-"""The real engine's worker while every member holds all parameters: BSP, LocalSGD, DaSGD.
-
-Rules that hold at every line of this file:
-- Members take the same collectives in the same order. Each starts with an exchange of words
-  (`control.py`), and the words of one are read before the next begins.
-- What the members agreed on (`units`, who has left) changes only when words are read.
-- A worker that leaves takes part in the others' collectives until one of them has carried its last
-  step away; then the members shrink, in a new epoch.
-"""
+"""The real engine's worker while every member holds all parameters: BSP, LocalSGD, DaSGD."""
 
 from __future__ import annotations
 
@@ -14,17 +6,17 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 
 from offbeat.cluster.average import Averager, Mean
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
-from offbeat.cluster.epoch import PATIENCE, Epoch
+from offbeat.cluster.epoch import Epoch
 from offbeat.cluster.flat import Layout, copy
+from offbeat.cluster.members import Members
 from offbeat.cluster.reducer import Reducer
-from offbeat.cluster.state import State, check, collect, receive, union
+from offbeat.cluster.state import State, check, collect, receive, share, union
 from offbeat.hyper import Configuration, Schedules, applied
 from offbeat.journal import Journal
 from offbeat.meter import Meter
@@ -44,7 +36,7 @@ class Landing(Handle):
             words, self._exchange = self._exchange.read(), None
             self.mean.wait()
             self._worker.take_scale(words)
-            self._worker.regroup()
+            self._worker.team.regroup()
 
     def take(self) -> Mean | None:
         """The mean, the first time."""
@@ -81,45 +73,42 @@ class ReplicaWorker(Worker):
         wire: torch.dtype | None,
         journal: Journal,
     ):
-        self._rank, self._world, self._store = rank, world, store
-        self._on = device if backend == "nccl" else torch.device("cpu")
         self.state, self.config, self.journal = state, config, journal
         self.meter, self.schedules = Meter(), Schedules()
         self.total: int | None = None
         self.interrupted = False
-        self.broken: str | None = None  # why the members cannot go on together
         self.scaler: Any = None
         self.protocol: Protocol = BSP()
         self._entered = False
         self.after_step: Callable[[], None] = lambda: None
-        self._clock = 0
-        self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
-        self._live = 1  # members whose gradient is in the last mean
         self._mean = False
         self._own = False  # whether the members' parameters may differ
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
         self._meeting = 0.0
-        self._last: Exchange | None = None
-        self._landing = Landing(self)
-        self._departed: set[int] = set()
-        begun = time.perf_counter()
-        self.epoch = Epoch(0, range(world), rank, store, self._on)
-        self.rendezvous_ms = (time.perf_counter() - begun) * 1e3
         self.reducer = Reducer(state.parameters, state.names, wire)
         self.averager = Averager(state.averaged, wire)
+        begun = time.perf_counter()
+        on = device if backend == "nccl" else torch.device("cpu")
+        self.team = Members(rank, world, store, on, len(state.parameters), journal, self._regrouped)
+        self.rendezvous_ms = (time.perf_counter() - begun) * 1e3
+        self._landing = Landing(self)
         self._same_model()
         begun = time.perf_counter()
         if world > 1:
-            receive(self.epoch, state, self.epoch.members[0])
+            receive(self.epoch, state, self.members[0])
         self.broadcast_ms = (time.perf_counter() - begun) * 1e3
 
     # Facts
 
     @property
     def rank(self) -> int:
-        return self._rank
+        return self.team.rank
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.team.epoch
 
     @property
     def members(self) -> Sequence[int]:
@@ -127,22 +116,23 @@ class ReplicaWorker(Worker):
 
     @property
     def clock(self) -> int:
-        return self._clock
+        return self.team.clock
 
     @property
     def units(self) -> int:
-        return self._agreed + max(self._clock - self._since, 0) * self.epoch.size
+        return self.team.units
 
     @property
     def progress(self) -> float:
-        return self.units / self._whole()
+        return self.units / self.whole()
 
     @property
     def running(self) -> bool:
         self._asked = time.perf_counter()
-        return not self.interrupted and self.units < self._whole()
+        return not self.interrupted and self.units < self.whole()
 
-    def _whole(self) -> int:
+    def whole(self) -> int:
+        """The job's length in units. Raises RuntimeError while it is not known."""
         if self.total is None:
             raise RuntimeError(
                 "the job's length is not known yet: with epochs=, take the batches from sync.batches(...); "
@@ -155,8 +145,8 @@ class ReplicaWorker(Worker):
     def gradient(self, mean: bool = False) -> Handle:
         self._mean = mean
         if mean:
-            self._catch_up()  # never without: it would wait for words that an average left under way
-        if mean and self.epoch.size > 1:
+            self.team.catch_up()  # never without: it would wait for words that an average left under way
+        if mean and not self.team.alone:
             self.reducer.arm(self.epoch, self._reducing)
         elif self.reducer.armed:
             self.reducer.disarm()
@@ -165,7 +155,7 @@ class ReplicaWorker(Worker):
     def step(self) -> None:
         if self.interrupted:  # the program waited for a batch that will not come
             return
-        members = self._live if self._mean else self.epoch.size
+        members = self.team.live if self._mean else self.epoch.size
         progress = self.progress
         since_bsp = None if self._bsp_left is None else progress - self._bsp_left
         lr = self.config.lr_factor(self.protocol, members, progress)
@@ -183,21 +173,17 @@ class ReplicaWorker(Worker):
             optimizer.zero_grad()
         for p in self.state.parameters:
             p.grad = None
-        self._clock += 1
-        if self._mean:
-            self._agreed, self._since = self._agreed + self._live, self._clock
-        else:
-            self._own = True
+        self.team.tick(together=self._mean)
+        self._own = self._own or not self._mean
         self._settled = None
-        self.schedules.move(self.units, self._whole())
+        self.schedules.move(self.units, self.whole())
         self.after_step()
 
     def average(self, snapshot: bool = False) -> Handle:
         if self.interrupted:  # what this clock asked for was started before the interruption
-            return self._landing if self._landing.clock == self._clock else Landing(self)
+            return self._landing if self._landing.clock == self.clock else Landing(self)
         self._landing = Landing(self)
-        if self.epoch.size == 1:  # nobody to average with: plain PyTorch
-            self._agreed, self._since = self.units, self._clock
+        if self.team.alone:  # nobody to average with: plain PyTorch
             return self._landing
         exchange = self._exchange(Event.AVERAGE)
         self._landing = Landing(self, self.averager.start(self.epoch, snapshot), exchange)
@@ -219,72 +205,35 @@ class ReplicaWorker(Worker):
     # Words
 
     def _exchange(self, event: Event, **fields: int) -> Exchange:
-        if self.broken is not None:
-            raise RuntimeError(self.broken)
-        self._catch_up()
         # Reading a scale waits for the device: a reduction can do without, its members share one already.
         scale, growth = (0.0, 0) if event == Event.REDUCE else _scale(self.scaler)
-        word = Word(event, self._clock, self._clock - self._since, scale=scale, growth=growth, **fields)
-        self._last = Exchange(self.epoch, word, len(self.state.parameters), self._heard)
-        return self._last
+        return self.team.exchange(event, scale=scale, growth=growth, **fields)
 
     def _reducing(self, unused: int) -> Exchange:
         return self._exchange(Event.REDUCE, unused=unused)
 
-    def _heard(self, exchange: Exchange) -> None:
-        words, staying = exchange.read(), exchange.staying()
-        event = staying[0].event if staying else Event.LEAVE
-        if event == Event.REDUCE:
-            self._live = len(staying)
-        elif event in (*COMMITS, Event.LEAVE):
-            clock = staying[0].clock if staying else self._clock
-            self._agreed += sum(word.units for word in words)
-            self._since = clock
-        if event in COMMITS:
-            self._departed |= {r for r, w in zip(exchange.epoch.members, words, strict=True) if w.leaving}
-
-    def _catch_up(self) -> None:
-        if self._last is not None:
-            self._last.read()
-            self.regroup()
-
-    def regroup(self) -> None:
-        """Goes on in a new epoch when members have left."""
-        if not self._departed or self._rank in self._departed:
-            return
-        staying = [r for r in self.epoch.members if r not in self._departed]
-        left, self._departed = sorted(self._departed), set()
-        # What is still under way in the old epoch holds on to its groups until it lands.
-        self.epoch = Epoch(self.epoch.number + 1, staying, self._rank, self._store, self._on)
+    def _regrouped(self) -> None:
+        """The members have changed, perhaps between two backwards of one step."""
         if self.reducer.armed:
-            if self.epoch.size > 1:
-                self.reducer.rearm(self.epoch)
-            else:
+            if self.team.alone:
                 self.reducer.disarm()
-        self._live = min(self._live, self.epoch.size)
-        self._last = None
-        self.journal.record(
-            "members",
-            epoch=self.epoch.number,
-            members=list(self.epoch.members),
-            reason=f"{'ranks' if len(left) > 1 else 'rank'} {', '.join(map(str, left))} ran out of data",
-        )
+            else:
+                self.reducer.rearm(self.epoch)
 
     def backward_returned(self) -> None:
         """The user's backward has returned: `.grad` becomes what the protocol promised."""
         if self.reducer.started:
             with self.meter.waiting():
                 self.reducer.finish()
-                self._catch_up()
+                self.team.catch_up()
 
     def backward_failed(self) -> None:
         """It raised. If some of its gradient has left, the members' buckets don't match any more."""
         if self.reducer.abandon():
-            self.broken = (
+            self.team.break_up(
                 "backward() failed after a part of its gradient had left for the other workers, who count "
                 "on the rest: the workers cannot go on together; go on from a checkpoint"
             )
-            self.epoch.close()
 
     def take_scale(self, words: Sequence[Word]) -> None:
         """Members go on with the smallest GradScaler scale among them, or one rank's step would be
@@ -301,15 +250,15 @@ class ReplicaWorker(Worker):
 
     def settle_now(self) -> None:
         """After it all members hold the same, whatever came before. Costs nothing when they already do."""
-        if self._settled == (self._clock, self.epoch.number) or self.epoch.size == 1:
-            self._agreed, self._since, self._meeting = self.units, self._clock, 0.0
+        self._meeting = 0.0
+        if self.team.alone or self._settled == (self.clock, self.epoch.number):
             return
         begun = time.perf_counter()
         words = self._exchange(Event.SETTLE, **self._standing()).read()
         self._meeting = time.perf_counter() - begun
         self._settle_with(words)
-        self.regroup()
-        self._settled = (self._clock, self.epoch.number)
+        self.team.regroup()
+        self._settled = (self.clock, self.epoch.number)
 
     def _standing(self) -> dict[str, int]:
         """Whether this member's state may differ from the others', and what shape it has."""
@@ -355,17 +304,16 @@ class ReplicaWorker(Worker):
 
     def refer(self) -> None:
         """A local protocol begins or goes on while all members hold the same."""
-        if not isinstance(self.protocol, BSP) and self.epoch.size > 1:
+        if not isinstance(self.protocol, BSP) and not self.team.alone:
             self.averager.refer()
 
     def leave(self) -> None:
         """This worker has no more data. It helps the others with what they have begun, and returns when
         the job is over and it holds the job's final state."""
-        while self.epoch.size > 1:
+        while not self.team.alone:
             epoch, exchange = self.epoch, self._exchange(Event.LEAVE, **self._standing())
             staying = exchange.staying()
-            if not staying:  # everybody leaves: this is the end, whatever each has done
-                self._clock = self._since = max(word.clock for word in exchange.read())
+            if not staying:  # everybody leaves: this is the end
                 break
             event = staying[0].event
             if event == Event.REDUCE:
@@ -380,46 +328,28 @@ class ReplicaWorker(Worker):
             elif event == Event.SAVE:
                 collect(self.epoch, "")
             if event in COMMITS:
-                self._rejoin()
+                self._take_over(self.team.wait_for_call())
                 return
         self.settle_now()
         self.finish()
 
     def finish(self) -> None:
         """The job's end, for those who stayed: whoever left earlier gets the final state."""
-        if self.epoch.size == self._world:
-            return
-        number = self.epoch.number + 1
-        source = self.epoch.members[0]
-        if self._rank == source:
-            self._store.set("final", json.dumps({"epoch": number, "source": source}))
-        self._meet_all(number, source)
+        source = self.team.call_back()
+        if source is not None:
+            self._take_over(source)
 
-    def _rejoin(self) -> None:
-        with contextlib.suppress(AttributeError):
-            self._store.set_timeout(PATIENCE)
-        self._store.wait(["final"], timedelta(seconds=PATIENCE.total_seconds()))
-        final = json.loads(self._store.get("final"))
-        self._meet_all(final["epoch"], final["source"])
-        self.journal.record(
-            "members",
-            epoch=self.epoch.number,
-            members=list(self.members),
-            reason="the end: those who left return",
-        )
-
-    def _meet_all(self, number: int, source: int) -> None:
-        self._last, self._departed = None, set()
-        self.epoch = Epoch(number, range(self._world), self._rank, self._store, self._on)
+    def _take_over(self, source: int) -> None:
+        """Receives the source's state and place."""
         receive(self.epoch, self.state, source)
-        self.set_position(json.loads(share_position(self)))
+        self.set_position(json.loads(share(self.epoch, json.dumps(self.position()), source)))
 
     # Consensus
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:
         """Inside, the modules hold the members' mean; afterwards what they held before, to the bit."""
-        if self.epoch.size == 1:
+        if self.team.alone:
             yield
             return
         with self.meter.waiting():
@@ -446,33 +376,20 @@ class ReplicaWorker(Worker):
         finally:
             copy(tensors, layout.views(kept))
 
-    # Agreement outside of steps
-
-    def agree_total(self, mine: int) -> int:
-        """The sum of what every worker will do, in units."""
-        words = self._exchange(Event.LENGTH, flag=mine).read()
-        return sum(word.flag for word in words)
-
-    def gather_texts(self, event: Event, text: str) -> list[str]:
-        """Every member's text, in their order; `event` names what is going on."""
-        self._exchange(event).read()
-        return collect(self.epoch, text)
-
     def position(self) -> dict[str, Any]:
         """Where the job is; after a settle the same on every member."""
-        return {"clock": self._clock, "units": self.units, "bsp_left": self._bsp_left}
+        return {"clock": self.clock, "units": self.units, "bsp_left": self._bsp_left}
 
     def set_position(self, position: dict[str, Any]) -> None:
-        self._clock = self._since = position["clock"]
-        self._agreed, self._bsp_left = position["units"], position["bsp_left"]
-        self._own, self._settled = False, None
+        self.team.place(position["clock"], position["units"])
+        self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
 
     def summary(self) -> dict[str, Any]:
         """This worker's figures so far, for the journal's `workers` record."""
-        return {"rank": self._rank, "clock": self._clock, **self.meter.summary()}
+        return {"rank": self.rank, "clock": self.clock, **self.meter.summary()}
 
     def _same_model(self) -> None:
-        if self.epoch.size == 1:
+        if self.team.alone:
             return
         text = self.state.model_text()
         words = self._exchange(Event.START, mark=check(text)).read()
@@ -487,12 +404,6 @@ class ReplicaWorker(Worker):
                     f"workers must build the same model and optimizer: rank 0 has {here}; rank {rank} has "
                     f"{there}"
                 )
-
-
-def share_position(worker: ReplicaWorker) -> str:
-    """The position of the member with the most units, on every member."""
-    texts = collect(worker.epoch, json.dumps(worker.position()))
-    return max(texts, key=lambda text: json.loads(text)["units"])
 
 
 def _scale(scaler: Any) -> tuple[float, int]:

@@ -1,0 +1,163 @@
+"""Who takes part now, what the members have agreed on, and how they change.
+
+Rules that hold here:
+- Members take the same collectives in the same order. Each starts with an exchange of words
+  (`control.py`), and the words of one are read before the next begins.
+- What the members agreed on (`units`, who has left) changes only when words are read, so it changes at
+  the same step on all of them.
+- When members have left, those who stay go on in a new epoch, with process groups of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from offbeat.cluster.control import COMMITS, Event, Exchange, Word
+from offbeat.cluster.epoch import PATIENCE, Epoch
+from offbeat.cluster.state import collect
+from offbeat.journal import Journal
+
+
+class Members:
+    """One worker's view of the members.
+
+    rank, world: this worker, and how many the job was started with.
+    on: where the groups for gradients and averages work (a CUDA device means NCCL).
+    parameters: how many parameters a word tells of.
+    on_regroup: called after every change of `epoch`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        store: Any,
+        on: torch.device,
+        parameters: int,
+        journal: Journal,
+        on_regroup: Callable[[], None],
+    ):
+        self.rank, self.world, self._store, self._on = rank, world, store, on
+        self._parameters, self._journal, self._on_regroup = parameters, journal, on_regroup
+        self.clock = 0
+        self.live = 1  # members whose gradient is in the last mean
+        self.broken: str | None = None  # why the members cannot go on together
+        self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
+        self._last: Exchange | None = None
+        self._departed: set[int] = set()
+        self.epoch = Epoch(0, range(world), rank, store, on)
+
+    @property
+    def units(self) -> int:
+        """Mini-batches done by all: what was agreed on, and one per member and step since."""
+        return self._agreed + max(self.clock - self._since, 0) * self.epoch.size
+
+    @property
+    def alone(self) -> bool:
+        return self.epoch.size == 1
+
+    def tick(self, together: bool) -> None:
+        """This worker has taken a step; `together`: the same one as the members whose mean it used."""
+        self.clock += 1
+        if together:
+            self._agreed, self._since = self._agreed + self.live, self.clock
+
+    def place(self, clock: int, units: int) -> None:
+        """Puts this worker to where the job is."""
+        self.clock = self._since = clock
+        self._agreed = units
+
+    # Words
+
+    def exchange(self, event: Event, **fields: Any) -> Exchange:
+        """Starts telling the others that this worker begins `event`; `fields` are the word's.
+
+        Raises RuntimeError where the members cannot go on together."""
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
+        self.catch_up()
+        word = Word(event, self.clock, self.clock - self._since, **fields)
+        self._last = Exchange(self.epoch, word, self._parameters, self._heard)
+        return self._last
+
+    def _heard(self, exchange: Exchange) -> None:
+        words, staying = exchange.read(), exchange.staying()
+        event = staying[0].event if staying else Event.LEAVE
+        if event == Event.REDUCE:
+            self.live = len(staying)
+        elif event in (*COMMITS, Event.LEAVE):
+            self._agreed += sum(word.units for word in words)
+            # Where all leave, that is the end, whatever each has done.
+            self._since = staying[0].clock if staying else max(word.clock for word in words)
+            if not staying:
+                self.clock = self._since
+        if event in COMMITS:
+            self._departed |= {r for r, w in zip(exchange.epoch.members, words, strict=True) if w.leaving}
+
+    def catch_up(self) -> None:
+        """Reads the words of the last exchange, if they were not yet."""
+        if self._last is not None:
+            self._last.read()
+            self.regroup()
+
+    def regroup(self) -> None:
+        """Goes on in a new epoch when members have left."""
+        if not self._departed or self.rank in self._departed:
+            return
+        staying = [r for r in self.epoch.members if r not in self._departed]
+        left, self._departed = sorted(self._departed), set()
+        # What is still under way in the old epoch holds on to its groups until it lands.
+        names = f"{'ranks' if len(left) > 1 else 'rank'} {', '.join(map(str, left))}"
+        self._enter(self.epoch.number + 1, staying, f"{names} ran out of data")
+        self.live = min(self.live, self.epoch.size)
+
+    def break_up(self, reason: str) -> None:
+        """The members cannot go on together: whoever waits for this worker learns of it at once."""
+        self.broken = reason
+        self.epoch.close()
+
+    # The end
+
+    def call_back(self) -> int | None:
+        """The job is over for those who stayed: calls those who left earlier into a last epoch of all.
+        Returns the rank that holds the final state, None if nobody had left."""
+        if self.epoch.size == self.world:
+            return None
+        number, source = self.epoch.number + 1, self.epoch.members[0]
+        self.place(self.clock, self.units)  # counted by those who stayed
+        if self.rank == source:
+            self._store.set("final", json.dumps({"epoch": number, "source": source}))
+        self._enter(number, range(self.world), "the end: those who had left are back")
+        return source
+
+    def wait_for_call(self) -> int:
+        """This worker has left: waits for the last epoch. Returns the rank that holds the final state."""
+        with contextlib.suppress(AttributeError):
+            self._store.set_timeout(PATIENCE)
+        self._store.wait(["final"], timedelta(seconds=PATIENCE.total_seconds()))
+        final = json.loads(self._store.get("final"))
+        self._enter(final["epoch"], range(self.world), "the end: those who had left are back")
+        return int(final["source"])
+
+    def _enter(self, number: int, members: Any, reason: str) -> None:
+        self._last, self._departed = None, set()
+        self.epoch = Epoch(number, members, self.rank, self._store, self._on)
+        self._on_regroup()
+        self._journal.record("members", epoch=number, members=list(self.epoch.members), reason=reason)
+
+    # Agreement outside of steps
+
+    def sum(self, mine: int) -> int:
+        """The sum of every member's number."""
+        return sum(word.flag for word in self.exchange(Event.LENGTH, flag=mine).read())
+
+    def gather(self, event: Event, text: str) -> list[str]:
+        """Every member's text, in their order; `event` names what is going on."""
+        self.exchange(event).read()
+        return collect(self.epoch, text)

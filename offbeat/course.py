@@ -1,0 +1,88 @@
+"""A plan on its way: run over a worker up to the user's next batch, interrupted, resumed, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offbeat.cluster.replicas import ReplicaWorker
+from offbeat.plan import check
+from offbeat.protocols import Program, Protocol
+from offbeat.worker import Batch
+
+
+class Course:
+    """Drives `plan` over `worker`. `on_end` is called once, when the job is over on all workers."""
+
+    def __init__(self, worker: ReplicaWorker, plan: Protocol, on_end: Callable[[], None]):
+        self.worker, self.plan = worker, plan
+        self.ended = False
+        self._on_end = on_end
+        self._program: Program | None = None
+
+    def begin(self, total: int) -> None:
+        """The job's length in units is known: runs up to the first batch."""
+        check(self.plan, total)
+        self.worker.total = total
+        self.worker.schedules.move(self.worker.units, total)
+        self.worker.meter.begin()
+        self.resume()
+
+    def resume(self) -> None:
+        """Goes on from where the job is, all members holding the same."""
+        if self.ended or self.worker.total is None:
+            return
+        self.worker.interrupted = False
+        if not self.worker.running:
+            self._end()
+            return
+        self.worker.begin(self.plan.current(self.worker))
+        self._program = self.plan.run(self.worker)
+        self.advance()
+
+    def advance(self) -> None:
+        """Runs the plan up to the next batch, or through the job's end."""
+        if self._program is None:
+            self.worker.whole()  # says what is missing
+            return
+        for handle in self._program:
+            if isinstance(handle, Batch):
+                return
+            with self.worker.meter.waiting():
+                handle.wait()
+        self._program = None
+        if self.worker.interrupted:
+            return
+        with self.worker.meter.waiting():
+            self.worker.settle_now()
+        if self.worker.running:  # somebody had left, and less is done than those who stayed reckoned with
+            self.resume()
+            return
+        with self.worker.meter.waiting():
+            self.worker.finish()
+        self._end()
+
+    def stop(self) -> None:
+        """Interrupts the plan; what is in flight lands."""
+        if self._program is not None:
+            self.worker.interrupted = True
+            self.advance()
+
+    def drain(self) -> None:
+        """Interrupts the plan; afterwards all members hold the same."""
+        if not self.ended:
+            self.stop()
+            with self.worker.meter.waiting():
+                self.worker.settle_now()
+
+    def leave(self) -> None:
+        """This worker has no more data; returns when the job is over."""
+        if not self.ended:
+            self.stop()
+            self.worker.meter.end()
+            self.worker.leave()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.worker.meter.end()
+        self._on_end()
