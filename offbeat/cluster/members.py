@@ -64,9 +64,10 @@ class Members:
 
     def tick(self, together: bool) -> None:
         """This worker has taken a step; `together`: the same one as the members whose mean it used."""
-        self.clock += 1
         if together:
-            self._agreed, self._since = self._agreed + self.live, self.clock
+            self.place(self.clock + 1, self.units + self.live)
+        else:
+            self.clock += 1
 
     def place(self, clock: int, units: int) -> None:
         """Puts this worker to where the job is."""
