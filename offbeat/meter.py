@@ -15,7 +15,8 @@ class Meter:
         self.lr: Any = 0.0  # as applied in the last step; a tensor where the optimizer's is one
         self.samples = 0
         self.steps = 0
-        self.wait_s = 0.0
+        self._waited = 0.0
+        self._wait_begun: float | None = None
         self._begun: float | None = None
         self._ended: float | None = None
         self._depth = 0
@@ -34,22 +35,32 @@ class Meter:
             return 0.0
         return (self._ended or time.perf_counter()) - self._begun
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent waiting for others, up to now: a wait under way counts."""
+        begun = self._wait_begun
+        if begun is None or self._begun is None:
+            return self._waited
+        end = time.perf_counter() if self._ended is None else self._ended
+        return self._waited + max(end - max(begun, self._begun), 0.0)
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        begun = time.perf_counter()
         self._depth += 1
+        if self._depth == 1:
+            self._wait_begun = time.perf_counter()
         try:
             yield
         finally:
             self._depth -= 1
-            if self._depth == 0 and self._begun is not None and self._ended is None:
-                self.wait_s += time.perf_counter() - begun
+            if self._depth == 0:
+                self._waited, self._wait_begun = self.wait_s, None
 
     def summary(self) -> dict[str, Any]:
-        seconds = self.seconds
+        seconds, wait = self.seconds, self.wait_s
         return {
             "units": self.steps,
             "samples": self.samples,
-            "busy_s": round(max(seconds - self.wait_s, 0.0), 4),
-            "wait_s": round(self.wait_s, 4),
+            "busy_s": round(max(seconds - wait, 0.0), 4),
+            "wait_s": round(wait, 4),
         }
