@@ -110,7 +110,7 @@ class Semantics:
         as_reference(engine.run(2, scripts.train, setup), setup, phases, bound=1e-11)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_settle_counts_a_missing_optimizer_state_as_zero_but_its_steps(self, engine: Any, optimizer: str) -> None:
+    def test_settle_counts_a_missing_state_as_zero_but_its_steps(self, engine: Any, optimizer: str) -> None:
         phases = [Phase("local", 3, end=10), Phase("bsp")]
         setup = Setup(text(phases), 20, "branches", optimizer, lr=0.01, momentum=0.9)
         found = engine.run(2, scripts.train, setup, scripts.lonely)
