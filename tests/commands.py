@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
 from pathlib import Path
 from tempfile import mkdtemp
 
-_fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["offbeat.cluster.launcher", "offbeat.cli"])
+from tests.forks import context
 
 
 class Command:
@@ -20,7 +18,7 @@ class Command:
         self._files = Path(mkdtemp(prefix="command-", dir=Path.cwd()))
         environment = {**os.environ, **env}
         arguments = (tuple(map(str, words)), environment, str(Path.cwd()), str(self._files))
-        self.process = _fork.Process(target=_main, args=arguments)
+        self.process = context.Process(target=_main, args=arguments)
         self.process.start()
 
     @property

@@ -17,11 +17,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tests.forks import context
+
 PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
 
@@ -56,10 +57,6 @@ class RealEngine:
     def __init__(self, folder: Path):
         self._folder, self._runs = folder, 0
         self.out = folder
-        self._context = get_context("forkserver")
-        preload = ["torch", "torch.distributed", "torch._dynamo", "offbeat.sync", "tests.scripts"]
-        self._context.set_forkserver_preload(preload)  # optimizers import torch._dynamo when first made
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
     def run(
         self,
@@ -96,7 +93,7 @@ class RealEngine:
         job = pickle.dumps((function, args))
         processes, pipes = [], []
         for rank in range(workers):
-            mine, theirs = self._context.Pipe()
+            mine, theirs = context.Pipe()
             place = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -110,9 +107,7 @@ class RealEngine:
                 **(env or {}),
             }
             log = self.out / f"rank{rank}.log"
-            process = self._context.Process(
-                target=_work, args=(theirs, rank, job, place, str(log)), daemon=True
-            )
+            process = context.Process(target=_work, args=(theirs, rank, job, place, str(log)), daemon=True)
             process.start()
             theirs.close()
             processes.append(process)
