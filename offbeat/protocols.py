@@ -168,7 +168,7 @@ class Switch(Protocol):
     def run(self, w: Worker) -> Program:
         if not passed(w, self.at):
             # Again, if a member has left and less is done than the others reckoned with.
-            while w.running and not passed(w, self.at):
+            while not passed(w, self.at) and w.running:
                 yield from self.first.run(Until(w, self.at))
             if passed(w, self.at):  # not so when a checkpoint interrupts it
                 yield w.settle(then=self.then.current(w))
