@@ -33,7 +33,7 @@ class Landing(Handle):
 
     def wait(self) -> None:
         if self.mean is not None and self._exchange is not None:
-            words, self._exchange = self._exchange.read(), None
+            words, self._exchange = self._worker.meet(self._exchange), None
             self.mean.wait()
             self._worker.take_scale(words)
             self._worker.team.regroup()
@@ -86,7 +86,7 @@ class ReplicaWorker(Worker):
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
-        self._meeting = 0.0
+        self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
         self.averager = Averager(state.averaged, wire)
         begun = time.perf_counter()
@@ -128,7 +128,7 @@ class ReplicaWorker(Worker):
 
     @property
     def running(self) -> bool:
-        self._asked = time.perf_counter()
+        self._asked, self._drain_met = time.perf_counter(), 0.0
         return not self.interrupted and self.units < self.whole()
 
     def whole(self) -> int:
@@ -209,6 +209,13 @@ class ReplicaWorker(Worker):
         scale, growth = (0.0, 0) if event == Event.REDUCE else _scale(self.scaler)
         return self.team.exchange(event, scale=scale, growth=growth, **fields)
 
+    def meet(self, exchange: Exchange) -> list[Word]:
+        """The words, once all members are there."""
+        begun = time.perf_counter()
+        words = exchange.read()
+        self._drain_met += time.perf_counter() - begun
+        return words
+
     def _reducing(self, unused: int) -> Exchange:
         return self._exchange(Event.REDUCE, unused=unused)
 
@@ -250,12 +257,12 @@ class ReplicaWorker(Worker):
 
     def settle_now(self) -> None:
         """After it all members hold the same, whatever came before. Costs nothing when they already do."""
-        self._meeting = 0.0
+        self._settle_met = 0.0
         if self.team.alone or self._settled == (self.clock, self.epoch.number):
             return
         begun = time.perf_counter()
         words = self._exchange(Event.SETTLE, **self._standing()).read()
-        self._meeting = time.perf_counter() - begun
+        self._settle_met = time.perf_counter() - begun
         self._settle_with(words)
         self.team.regroup()
         self._settled = (self.clock, self.epoch.number)
@@ -295,9 +302,9 @@ class ReplicaWorker(Worker):
                 "switch",
                 **{"from": str(before), "to": str(protocol)},
                 **where,
-                drain_ms=round((begun - self._asked) * 1e3, 3),
-                meet_ms=round(self._meeting * 1e3, 3),
-                settle_ms=round((settled - begun - self._meeting) * 1e3, 3),
+                drain_ms=round((begun - self._asked - self._drain_met) * 1e3, 3),
+                meet_ms=round((self._drain_met + self._settle_met) * 1e3, 3),
+                settle_ms=round((settled - begun - self._settle_met) * 1e3, 3),
                 transfer_ms=round((time.perf_counter() - settled) * 1e3, 3),
             )
         self.journal.record("phase", protocol=str(protocol), **where)
