@@ -32,6 +32,6 @@ for epoch in range(10):
         optimizer.zero_grad()
 
 if dist.get_rank() == 0:
-    correct = model.eval()(images[1440:]).argmax(1) == labels[1440:]
+    correct = model.module.eval()(images[1440:]).argmax(1) == labels[1440:]
     print(f"accuracy {correct.float().mean():.3f}")
 dist.destroy_process_group()
