@@ -113,7 +113,7 @@ def _cells(row: Row) -> list[str]:
     return [
         "–" if row.seconds is None else clock(row.seconds, precise=True),
         cell(row.relative, ".2f", after="×"),
-        "–" if row.samples_per_s is None else amount(row.samples_per_s),
+        "–" if not row.samples_per_s else amount(row.samples_per_s),
         cell(row.waiting, ".1f", 100, "%"),
         cell(row.loss, ".4g"),
         cell(row.accuracy, ".2f", 100, "%"),

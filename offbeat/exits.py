@@ -10,6 +10,9 @@ from typing import Protocol
 
 
 class Closes(Protocol):
+    @property
+    def done(self) -> bool: ...
+
     def close(self) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
@@ -40,6 +43,13 @@ def watch(one: Closes) -> None:
         for one in _living():
             if isinstance(error, BaseException):
                 one.fail(error)
+            elif not one.done:
+                print(
+                    "offbeat: the script has ended before the job: this worker leaves, and waits until "
+                    "the others have finished (sync.close() says that this is meant)",
+                    file=sys.stderr,
+                    flush=True,
+                )
             one.close()
 
     sys.excepthook = hook

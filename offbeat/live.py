@@ -53,6 +53,12 @@ class View:
         return samples / seconds if seconds > 0 and samples > 0 else None
 
     @property
+    def units_per_s(self) -> float | None:
+        """For loops over batches that offbeat did not deal, whose sizes it does not know."""
+        seconds, share = self.now.t - self.first.t, self.now.progress - self.first.progress
+        return share * self.total / seconds if seconds > 0 and share > 0 else None
+
+    @property
     def waiting(self) -> float | None:
         """Share of the workers' recent time that they spent waiting for each other."""
         busy, wait = self.now.busy - self.first.busy, self.now.wait - self.first.wait
@@ -126,11 +132,11 @@ def line(view: View) -> str:
     left out."""
     if view.now.t == 0:
         return "starting"
-    speed, waiting, left = view.samples_per_s, view.waiting, view.seconds_left
+    waiting, left = view.waiting, view.seconds_left
     parts = [
         f"{100 * view.now.progress:5.1f}%",
         view.protocol,
-        "" if speed is None else f"{amount(speed)} samples/s",
+        speed(view.samples_per_s, view.units_per_s),
         "" if view.loss is None else f"loss {view.loss:.4g}",
         "" if waiting is None else f"waiting {100 * waiting:.0f}%",
         "" if left is None else f"ETA {clock(left)}",
@@ -161,12 +167,12 @@ def summary(view: View) -> str:
     if view.end is None:
         return f"stopped at {100 * view.now.progress:.1f}% of {view.plan}" if view.plan else "no run recorded"
     end = view.end
-    seconds, speed, waiting, loss = (
-        number(end.get(key)) for key in ("seconds", "samples_per_s", "waiting", "loss")
+    seconds, samples, units, waiting, loss = (
+        number(end.get(key)) for key in ("seconds", "samples_per_s", "units", "waiting", "loss")
     )
     parts = [
         "" if seconds is None else f"{clock(seconds, precise=True)}",
-        "" if speed is None else f"{amount(speed)} samples/s",
+        speed(samples, units / seconds if units and seconds else None),
         "" if waiting is None else f"waiting {100 * waiting:.1f}%",
         "" if loss is None else f"final loss {loss:.4g}",
     ]
@@ -175,6 +181,13 @@ def summary(view: View) -> str:
         values = ", ".join(f"{name} {_short(value)}" for name, value in view.evaluation.items())
         text += f"\nlast evaluation: {values}"
     return text
+
+
+def speed(samples: float | None, units: float | None) -> str:
+    """Samples a second; units where samples were not counted; nothing where neither is known."""
+    if samples:
+        return f"{amount(samples)} samples/s"
+    return f"{amount(units)} units/s" if units else ""
 
 
 def number(value: Any) -> float | None:

@@ -27,7 +27,7 @@ def workers(t: float, samples: int, busy: float, wait: float) -> Record:
 
 
 START = [
-    row("run", 2.0, plan="bsp:50% local", total=200, batch_size=10, workers=2),
+    row("run", 2.0, plan="bsp:50% local", total=200, workers=2),
     row("phase", 2.0, protocol="bsp", units=0, progress=0.0),
 ]
 # 20 units a second, a quarter of the time waiting
@@ -215,3 +215,10 @@ def test_plans_without_evaluations() -> None:
     assert [(one.accuracy, one.to_target) for one in result.rows] == [(None, None)] * 2
     console = Console(file=io.StringIO(), width=120)
     console.print(table(result))
+
+
+def test_units_stand_in_for_samples_that_nobody_counted() -> None:
+    steady = [one if one["type"] == "step" else workers(one["t"], 0, 1.5, 0.5) for one in STEADY]
+    assert "  20 units/s  " in live.line(live.view(START + steady))
+    end = {**END, "samples": 0, "samples_per_s": 0.0}
+    assert ", 20 units/s, " in live.summary(live.view([*START, *steady, end]))
