@@ -49,6 +49,15 @@ def test_readme_shows_the_difference_between_plain_and_offbeat() -> None:
     assert shown[1].split("\n```")[0] == difference()
 
 
+def test_readme_s_loop_runs(tmp_path: Path) -> None:
+    code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "loop.py").write_text(code)
+    found = run(str(tmp_path / "loop.py"), folder=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr == ""
+    assert (tmp_path / "checkpoint.pt").is_file()
+
+
 def test_the_difference_is_small() -> None:
     changed = [line for line in difference().splitlines() if line]
     assert sum(line.startswith("+") for line in changed) <= 10
