@@ -160,7 +160,8 @@ def run(
     total: Total = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the job.")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="The run's directory (default: runs/<time>-<script>).")
+        str | None,
+        typer.Option("--out", help="The run's directory (default: runs/<time>-<script>); node 0's counts."),
     ] = None,
     wire: Wire = None,
     nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
