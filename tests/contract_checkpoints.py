@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offbeat import journal
-from tests import scripts
+from tests import scripts, scripts_checkpoints
 from tests.contract_parity import all_hold_the_same, same_traces
 from tests.engines import Died
 from tests.scripts import Setup
@@ -35,8 +35,8 @@ class Checkpoints:
     ) -> None:
         setup = Setup(plan, 24, "dropout", momentum=0.9, dtype=torch.float32)
         path = str(tmp_path / "job.pt")
-        saved = engine.run(2, scripts.saves, setup, path, at, loop)
-        resumed = engine.run(2, scripts.resumes, setup, path, loop)
+        saved = engine.run(2, scripts_checkpoints.saves, setup, path, at, loop)
+        resumed = engine.run(2, scripts_checkpoints.resumes, setup, path, loop)
         same_traces(saved, resumed)
         all_hold_the_same(saved + resumed)
         for a, b in zip(saved, resumed, strict=True):
@@ -48,8 +48,10 @@ class Checkpoints:
         setup = Setup("bsp:25% local(3)", 48, "mlp", "adam", dtype=torch.float32, options=options)
         for at in (4, 6, 7, 9):
             path = str(tmp_path / f"{at}.pt")
-            saved = engine.run(2, scripts.saves, setup, path, at, "own", scripts.half_cosine)
-            same_traces(saved, engine.run(2, scripts.resumes, setup, path, "own", scripts.half_cosine))
+            saved = engine.run(2, scripts_checkpoints.saves, setup, path, at, "own", scripts.half_cosine)
+            same_traces(
+                saved, engine.run(2, scripts_checkpoints.resumes, setup, path, "own", scripts.half_cosine)
+            )
 
     def test_one_worker_resumes_to_the_bit(self, engine: Any, tmp_path: Path) -> None:
         for loop in ("batches", "loader"):
@@ -57,15 +59,15 @@ class Checkpoints:
                 Setup("local(3)", 24, "dropout", momentum=0.9, dtype=torch.float32),
                 str(tmp_path / loop),
             )
-            saved = engine.run(1, scripts.saves, setup, path, 7, loop)
-            same_traces(saved, engine.run(1, scripts.resumes, setup, path, loop))
+            saved = engine.run(1, scripts_checkpoints.saves, setup, path, 7, loop)
+            same_traces(saved, engine.run(1, scripts_checkpoints.resumes, setup, path, loop))
 
     @pytest.mark.parametrize("workers", [1, 3])
     def test_another_worker_count_works_and_is_said(self, engine: Any, tmp_path: Path, workers: int) -> None:
         setup = Setup("bsp:25% dasgd(4,2)", 40, "dropout", momentum=0.9, dtype=torch.float32)
         path = str(tmp_path / "job.pt")
-        engine.run(2, scripts.saves, setup, path, 6, "batches")
-        found = engine.run(workers, scripts.resumes, setup, path, "batches")
+        engine.run(2, scripts_checkpoints.saves, setup, path, 6, "batches")
+        found = engine.run(workers, scripts_checkpoints.resumes, setup, path, "batches")
         all_hold_the_same(found)
         assert found[0].notes["begun"] == 12
         assert 40 <= found[0].units < 40 + workers
@@ -78,10 +80,17 @@ class Checkpoints:
     ) -> None:
         setup = Setup("local(3)", 20, "mlp", momentum=0.9)
         good = tmp_path / "good.pt"
-        engine.run(2, scripts.saves, setup, str(good), 4, "own")
-        engine.run(2, scripts.saves, replace(setup, model="plain"), str(tmp_path / "model.pt"), 4, "own")
+        engine.run(2, scripts_checkpoints.saves, setup, str(good), 4, "own")
         engine.run(
-            2, scripts.saves, replace(setup, optimizer="adam"), str(tmp_path / "optimizer.pt"), 4, "own"
+            2, scripts_checkpoints.saves, replace(setup, model="plain"), str(tmp_path / "model.pt"), 4, "own"
+        )
+        engine.run(
+            2,
+            scripts_checkpoints.saves,
+            replace(setup, optimizer="adam"),
+            str(tmp_path / "optimizer.pt"),
+            4,
+            "own",
         )
         whole = good.read_bytes()
         for share in (0.0, 0.1, 0.5, 0.9, 0.999):
@@ -102,7 +111,7 @@ class Checkpoints:
         paths = [str(p) for p in sorted(tmp_path.glob("*.pt")) if p != good] + [str(tmp_path / "missing.pt")]
         paths.append(str(tmp_path))
         plain = engine.run(2, scripts.train, setup)
-        found = engine.run(2, scripts.refuses, setup, paths)
+        found = engine.run(2, scripts_checkpoints.refuses, setup, paths)
         for rows, _ in found:
             for path, (kind, message, same) in zip(paths, rows, strict=True):
                 assert (kind, same) == ("CheckpointError", True), (path, message)
@@ -114,7 +123,7 @@ class Checkpoints:
     ) -> None:
         (tmp_path / "file").write_text("")
         setup = Setup("dasgd(4,2)", 20, momentum=0.9)
-        found = engine.run(2, scripts.cannot_write, setup, str(tmp_path / "file" / "job.pt"))
+        found = engine.run(2, scripts_checkpoints.cannot_write, setup, str(tmp_path / "file" / "job.pt"))
         for name, message, _ in found:
             assert name != ""
             assert "job.pt" in message
@@ -123,18 +132,18 @@ class Checkpoints:
 
     def test_a_kill_while_saving_leaves_the_old_file_whole(self, engine: Any, tmp_path: Path) -> None:
         setup, path = Setup("bsp", 20, momentum=0.9), tmp_path / "job.pt"
-        engine.run(2, scripts.saves, setup, str(path), 4, "own")
+        engine.run(2, scripts_checkpoints.saves, setup, str(path), 4, "own")
         before = path.read_bytes()
-        zero, one = engine.outcomes(2, scripts.killed_while_saving, setup, str(path))
+        zero, one = engine.outcomes(2, scripts_checkpoints.killed_while_saving, setup, str(path))
         assert zero == Died(0, -9)
         assert one.type == "PeerLost"
         assert path.read_bytes() == before
-        engine.run(2, scripts.resumes, setup, str(path), "own")
+        engine.run(2, scripts_checkpoints.resumes, setup, str(path), "own")
 
     def test_also_is_saved_and_restored_on_all(self, engine: Any, tmp_path: Path) -> None:
         setup, path = Setup("bsp", 20), str(tmp_path / "job.pt")
-        engine.run(2, scripts.saves_also, setup, path)
-        assert engine.run(2, scripts.restores_also, setup, path) == [5, 5]
-        for one in engine.outcomes(2, scripts.resumes, setup, path, "own"):
+        engine.run(2, scripts_checkpoints.saves_also, setup, path)
+        assert engine.run(2, scripts_checkpoints.restores_also, setup, path) == [5, 5]
+        for one in engine.outcomes(2, scripts_checkpoints.resumes, setup, path, "own"):
             assert one.type == "CheckpointError"
             assert "ramp" in one.message

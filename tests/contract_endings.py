@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import scripts
+from tests import scripts, scripts_checkpoints, scripts_endings
 from tests.contract_parity import all_hold_the_same, apart
 from tests.models import loss_of, unit
 from tests.scripts import Setup
@@ -34,7 +34,7 @@ class Endings:
         self, engine: Any, plan: str, lengths: tuple[int, ...], epochs: int
     ) -> None:
         found = engine.run(
-            len(lengths), scripts.uneven, Setup(plan, None, momentum=0.9), lengths, epochs, timeout=30
+            len(lengths), scripts_endings.uneven, Setup(plan, None, momentum=0.9), lengths, epochs, timeout=30
         )
         all_hold_the_same(found)
         assert [len(one.trace) for one in found] == [epochs * length for length in lengths]
@@ -46,7 +46,7 @@ class Endings:
         self, engine: Any, lengths: tuple[int, ...]
     ) -> None:
         setup = Setup("bsp", None, "plain", momentum=0.9)
-        found = engine.run(len(lengths), scripts.uneven, setup, lengths, 1)
+        found = engine.run(len(lengths), scripts_endings.uneven, setup, lengths, 1)
         model, optimizer = setup.parts()
         for step in range(max(lengths)):
             live = [rank for rank, length in enumerate(lengths) if step < length]
@@ -66,7 +66,7 @@ class Endings:
         self, engine: Any, plan: str, steps: tuple[int | None, ...]
     ) -> None:
         setup = Setup(plan, 24, momentum=0.9)
-        found = engine.run(len(steps), scripts.stops_early, setup, steps, timeout=30)
+        found = engine.run(len(steps), scripts_endings.stops_early, setup, steps, timeout=30)
         all_hold_the_same(found)
         taken = [one.notes["taken"] for one in found]
         assert found[0].units == sum(taken)
@@ -77,13 +77,15 @@ class Endings:
 
     def test_a_script_that_ends_without_close_leaves_too(self, engine: Any) -> None:
         for plan in ("bsp", "dasgd(4,2)"):
-            zero, one = engine.run(2, scripts.forgets_to_close, Setup(plan, 24), (4, None), timeout=30)
+            zero, one = engine.run(
+                2, scripts_endings.forgets_to_close, Setup(plan, 24), (4, None), timeout=30
+            )
             assert (zero, one) == (4, 20)
 
     def test_a_worker_that_left_early_gives_its_steps_to_the_mean(self, engine: Any) -> None:
         """Rank 1 leaves after 4 steps of local(3): its fourth is in the next average."""
         setup = Setup("local(3)", 30, "linear")
-        found = engine.run(2, scripts.stops_early, setup, (None, 4))
+        found = engine.run(2, scripts_endings.stops_early, setup, (None, 4))
         replicas = [setup.parts() for _ in range(2)]
         step = 0
 
@@ -107,13 +109,13 @@ class Endings:
 
     @pytest.mark.parametrize("plan", ["bsp", "local(3)"])
     def test_evaluation_goes_on_while_a_worker_leaves(self, engine: Any, plan: str) -> None:
-        found = engine.run(2, scripts.uneven_with_consensus, Setup(plan, None), (3, 8), timeout=30)
+        found = engine.run(2, scripts_endings.uneven_with_consensus, Setup(plan, None), (3, 8), timeout=30)
         all_hold_the_same(found)
         assert found[0].units == 11
 
     @pytest.mark.parametrize("plan", ["bsp", "local(3)", "dasgd(4,2)", "bsp:6u local(3)", "local(2):6u bsp"])
     def test_saving_goes_on_while_a_worker_leaves(self, engine: Any, tmp_path: Path, plan: str) -> None:
         path = str(tmp_path / "job.pt")
-        found = engine.run(2, scripts.saves_while_leaving, Setup(plan, 24), path, 3, timeout=20)
+        found = engine.run(2, scripts_checkpoints.saves_while_leaving, Setup(plan, 24), path, 3, timeout=20)
         all_hold_the_same(found)
         assert found[0].units == 24

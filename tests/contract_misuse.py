@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests import scripts
+from tests import scripts, scripts_endings
 from tests.engines import RemoteError
 from tests.scripts import Setup
 
 
 def wrong(engine: Any, workers: int, setup: Setup, how: str, type: str, *parts: str, env: Any = None) -> None:
     """Every rank raises `type`, and says all `parts`."""
-    for one in engine.outcomes(workers, scripts.wrongly, setup, how, env=env, timeout=20):
+    for one in engine.outcomes(workers, scripts_endings.wrongly, setup, how, env=env, timeout=20):
         assert isinstance(one, RemoteError), one
         assert one.type == type, one
         for part in parts:

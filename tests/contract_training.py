@@ -14,7 +14,7 @@ import torch
 
 import offbeat
 from offbeat import journal
-from tests import scripts
+from tests import scripts, scripts_endings
 from tests.contract_parity import all_hold_the_same, apart, as_reference, same_traces
 from tests.reference import Phase, text
 from tests.scripts import Setup
@@ -123,7 +123,7 @@ class Training:
     def test_units_are_dealt_exactly_once_per_epoch(
         self, engine: Any, workers: int, settings: dict[str, Any]
     ) -> None:
-        found = engine.run(workers, scripts.dealt_with, Setup("local(2)", 18, "linear"), settings)
+        found = engine.run(workers, scripts_endings.dealt_with, Setup("local(2)", 18, "linear"), settings)
         steps = len(found[0].notes["seen"])
         units = [one.notes["seen"][step] for step in range(steps) for one in found]
         for epoch in range(len(units) // 6):
@@ -135,14 +135,14 @@ class Training:
     @pytest.mark.parametrize(("workers", "epochs"), [(1, 2), (2, 2), (3, 2), (2, 0.5)])
     def test_epochs_are_passes_over_the_data(self, engine: Any, workers: int, epochs: float) -> None:
         for one in engine.run(
-            workers, scripts.until_total, Setup("dasgd(3,1)", model="linear"), 50, 8, epochs
+            workers, scripts_endings.until_total, Setup("dasgd(3,1)", model="linear"), 50, 8, epochs
         ):
             assert one.notes["total"] == int(7 * epochs + 0.5)
             assert one.notes["total"] <= one.units < one.notes["total"] + workers
 
     def test_the_journal_has_the_documented_records(self, engine: Any) -> None:
         setup = Setup("bsp:25% local(2):50% dasgd(3,1)", momentum=0.9)
-        found = engine.run(2, scripts.until_total, setup, 50, 8, 4)
+        found = engine.run(2, scripts_endings.until_total, setup, 50, 8, 4)
         rows = journal.read(Path(engine.out))
         kinds = Counter(row["type"] for row in rows)
         for row in rows:

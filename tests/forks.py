@@ -17,7 +17,8 @@ context.set_forkserver_preload(
         "torch.distributed",
         "torch._dynamo",  # a process's first optimizer imports it
         "offbeat.sync",
-        "tests.scripts",
+        "tests.scripts_endings",
+        "tests.scripts_checkpoints",
     ]
 )
 # The server finds the tests' modules as pytest does.
