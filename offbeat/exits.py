@@ -18,15 +18,16 @@ class Closes(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
-# In the order of their making, which is the same on all workers: they wait for each other in it.
-_live: dict[int, weakref.ref[Closes]] = {}
+# In the order of their making, which is the same on all workers: they wait for each other in it. Held
+# until the job is over, or one that the script lets go of would vanish without leaving.
+_live: dict[int, Closes | weakref.ref[Closes]] = {}
 _watching = False
 
 
 def watch(one: Closes) -> None:
     """At the interpreter's end `one` is closed; if an error ends it, `one.fail(error)` comes first."""
     global _watching
-    _live[id(one)] = weakref.ref(one)
+    _live[id(one)] = one
     if _watching:
         return
     _watching = True
@@ -56,9 +57,16 @@ def watch(one: Closes) -> None:
     atexit.register(leave)
 
 
+def relax(one: Closes) -> None:
+    """`one`'s job is over: it may go when the script lets go of it."""
+    if id(one) in _live:
+        _live[id(one)] = weakref.ref(one)
+
+
 def forget(one: Closes) -> None:
     _live.pop(id(one), None)
 
 
 def _living() -> list[Closes]:
-    return [one for reference in list(_live.values()) if (one := reference()) is not None]
+    held = [one() if isinstance(one, weakref.ref) else one for one in list(_live.values())]
+    return [one for one in held if one is not None]

@@ -33,15 +33,21 @@ if TYPE_CHECKING:
 
 
 def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
-    """Writes the settled job to `path`; every member calls it. Raises OSError or CheckpointError on all
-    of them."""
+    """Writes the settled job to `path`; every member calls it, or after the job's end anyone. Raises
+    OSError or CheckpointError on all that call it."""
     begun = time.perf_counter()
     worker = sync.worker
     mine = {"rank": worker.rank, "random": random_state(), "data": sync.data_position()}
-    texts = worker.team.gather(Event.SAVE, json.dumps(mine))
-    rows = [json.loads(text) for text in texts if text]  # a worker that leaves has nothing to say
+    if sync.done and worker.rank != worker.members[0]:
+        return
+
+    def gather(text: str) -> list[str]:
+        # After the end all hold the same, and rank 0 alone may save, as under DDP.
+        return [text] if sync.done else worker.team.gather(Event.SAVE, text)
+
+    rows = [json.loads(text) for text in gather(json.dumps(mine)) if text]  # one that leaves says nothing
     unreadable, failure = "", ""
-    if worker.rank == worker.members[0]:
+    if worker.rank == rows[0]["rank"]:
         rest = {
             "offbeat": offbeat.__version__,
             "torch": str(torch.__version__),
@@ -70,8 +76,8 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
                 write(path, {**rest, "modules": modules, "optimizers": optimizers})
             except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
                 failure = f"the checkpoint {path} could not be written: {error}"
-    _raise_first(worker.team.gather(Event.SAVE, unreadable), CheckpointError)
-    _raise_first(worker.team.gather(Event.SAVE, failure), OSError)
+    _raise_first(gather(unreadable), CheckpointError)
+    _raise_first(gather(failure), OSError)
     sync.journal.record(
         "checkpoint",
         action="saved",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -87,14 +88,16 @@ class _Dealt(Stream):
         collate: Callable[[list[Any]], Any] | None,
     ):
         self._sync, self._micro, self.batch_size = sync, micro_batches, deal.batch_size
-        self._deal = deal
-        self._units = Units(data, deal, sync.next_units, job.device(), num_workers, collate)
+        self._data, self._deal, self._num_workers, self._collate = data, deal, num_workers, collate
+        self._units: Units | None = None
 
     def begin(self) -> None:
         self._sync.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
 
     def batches(self) -> Iterator[Any]:
         sync = self._sync
+        deal = replace(self._deal, seed=sync.data_seed)  # a checkpoint may have brought another one
+        self._units = Units(self._data, deal, sync.next_units, job.device(), self._num_workers, self._collate)
         while not sync.done:
             _, batch = self._units.get()
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
@@ -102,7 +105,8 @@ class _Dealt(Stream):
                 yield from sync.lend(part, samples_in(part), number == len(parts) - 1, dealt=True)
 
     def close(self) -> None:
-        self._units.close()
+        if self._units is not None:
+            self._units.close()
 
 
 def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | None) -> Stream:

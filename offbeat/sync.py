@@ -43,6 +43,8 @@ class Synchronizer:
     wire: "bf16" sends gradients and changes of parameters in half the bytes.
 
     Use it as a context manager, or call `close`, where the loop may stop before the total is done.
+    Models that train together (a GAN's two) belong into one Synchronizer, with all their optimizers: of
+    two at once, a worker that ends early would leave one while the others wait for it in the other.
 
     Raises ValueError or TypeError for settings that cannot work, on every worker.
     """
@@ -174,8 +176,8 @@ class Synchronizer:
             self._stream = loaded(self, data, micro_batches, self._epochs)
         else:
             self._stream = dealt(self, data, batch_size, micro_batches, shuffle, num_workers, collate_fn)
-        self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
         self._stream.begin()
+        self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
         return self._stream.batches()
 
     def step(self, scaler: Any = None) -> None:
@@ -196,6 +198,8 @@ class Synchronizer:
         if self.worker.reducer.hold:
             return
         self._check_step()
+        if scaler is not None and self.worker.scaler is None:
+            self._telemetry.meet_scaler(scaler)
         if scaler is not None:
             self.worker.scaler = scaler
         self._course.advance()
@@ -275,13 +279,18 @@ class Synchronizer:
 
         It is a switch to itself: what is in flight lands first and the members settle, so a local
         protocol's trajectory is not the one without the checkpoint; a run resumed from it equals the
-        run that saved it, to the bit. `also` names more objects with a `state_dict` (a GradScaler, an
+        run that saved it, to the bit, if its batches come from `sync.batches`. After the job's end rank
+        0 alone may call it. `also` names more objects with a `state_dict` (a GradScaler, an
         average of the model); rank 0's are saved.
 
         Raises OSError on every worker when it cannot be written, CheckpointError when something in it
         could not be read back.
         """
         self._outside_consensus("save()")
+        if any(p.grad is not None for p in self.worker.state.parameters) and not self.done:
+            raise RuntimeError(
+                "sync.save() between backward() and sync.step() would lose the gradient: save after"
+            )
         self._course.drain()
         try:
             save(self, Path(path), also or {})
@@ -412,6 +421,7 @@ class Synchronizer:
 
     def _over(self) -> None:
         backward.ignore(self)
+        exits.relax(self)
         self.worker.reducer.remove()
         self._telemetry.end()
 

@@ -82,6 +82,11 @@ class Telemetry:
         else:
             self._loss, self._partial = loss, None
 
+    def meet_scaler(self, scaler: Any) -> None:
+        """The first step with a GradScaler: the last loss was scaled by it."""
+        if self._loss is not None and scaler.is_enabled():
+            self._loss = self._loss / scaler.scale(torch.ones_like(self._loss))
+
     @property
     def loss(self) -> float | None:
         """This worker's last loss."""

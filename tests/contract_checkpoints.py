@@ -14,7 +14,7 @@ import torch
 from offbeat import journal
 from tests import scripts, scripts_checkpoints
 from tests.contract_parity import all_hold_the_same, same_traces
-from tests.engines import Died
+from tests.engines import Died, RemoteError
 from tests.scripts import Setup
 
 
@@ -147,3 +147,14 @@ class Checkpoints:
         for one in engine.outcomes(2, scripts_checkpoints.resumes, setup, path, "own"):
             assert one.type == "CheckpointError"
             assert "ramp" in one.message
+
+    def test_rank_0_alone_may_save_after_the_end(self, engine: Any, tmp_path: Path) -> None:
+        path = tmp_path / "job.pt"
+        assert engine.run(2, scripts_checkpoints.saves_alone_at_the_end, Setup("bsp", 8), str(path)) == [1, 1]
+        assert path.is_file()
+
+    def test_saving_before_the_step_would_lose_a_gradient(self, engine: Any, tmp_path: Path) -> None:
+        with pytest.raises(RemoteError, match="would lose the gradient"):
+            engine.run(
+                2, scripts_checkpoints.saves_before_the_step, Setup("bsp", 8), str(tmp_path / "job.pt")
+            )

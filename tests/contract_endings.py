@@ -114,8 +114,20 @@ class Endings:
         assert found[0].units == 11
 
     @pytest.mark.parametrize("plan", ["bsp", "local(3)", "dasgd(4,2)", "bsp:6u local(3)", "local(2):6u bsp"])
-    def test_saving_goes_on_while_a_worker_leaves(self, engine: Any, tmp_path: Path, plan: str) -> None:
-        path = str(tmp_path / "job.pt")
-        found = engine.run(2, scripts_checkpoints.saves_while_leaving, Setup(plan, 24), path, 3, timeout=20)
+    @pytest.mark.parametrize("leaver", [0, 1])
+    def test_saving_goes_on_while_a_worker_leaves(
+        self, engine: Any, tmp_path: Path, plan: str, leaver: int
+    ) -> None:
+        path, script = tmp_path / "job.pt", scripts_checkpoints.saves_while_leaving
+        found = engine.run(2, script, Setup(plan, 24), str(path), 3, leaver, timeout=20)
+        assert path.is_file()
         all_hold_the_same(found)
         assert found[0].units == 24
+
+    def test_a_synchronizer_that_the_script_lost_still_leaves(self, engine: Any) -> None:
+        assert engine.run(2, scripts_endings.lets_go, Setup("bsp", 24), [None, 3], timeout=20) == [21, 3]
+
+    @pytest.mark.parametrize("plan", ["bsp", "local(2)"])
+    def test_whoever_left_ends_with_the_job_s_learning_rate(self, engine: Any, plan: str) -> None:
+        stayed, left = engine.run(2, scripts_endings.rate_after, Setup(plan, 24), [None, 3], timeout=20)
+        assert stayed == left

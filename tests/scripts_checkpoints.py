@@ -162,15 +162,34 @@ def killed_while_saving(setup: Setup, path: str) -> None:
     sync.save(path)
 
 
-def saves_while_leaving(setup: Setup, path: str, steps: int) -> Result:
-    """Rank 1 stops after `steps`, where rank 0 saves."""
+def saves_while_leaving(setup: Setup, path: str, steps: int, leaver: int) -> Result:
+    """One rank stops after `steps`, where the other saves."""
     model, optimizer, sync = setup.start()
     while not sync.done:
         usual(model, offbeat.rank(), sync.worker.clock).backward()
         sync.step()
         if sync.worker.clock == steps:
-            if offbeat.rank() == 1:
+            if offbeat.rank() == leaver:
                 break
             sync.save(path)
     sync.close()
     return result(model, optimizer, sync)
+
+
+def saves_alone_at_the_end(setup: Setup, path: str) -> float:
+    """As DDP scripts do: rank 0 alone saves when all is done."""
+    model, _, sync = setup.start()
+    step = 0
+    while not sync.done:
+        usual(model, offbeat.rank(), step).backward()
+        sync.step()
+        step += 1
+    if offbeat.rank() == 0:
+        sync.save(path)
+    return sync.progress
+
+
+def saves_before_the_step(setup: Setup, path: str) -> None:
+    model, _, sync = setup.start()
+    usual(model, offbeat.rank(), 0).backward()
+    sync.save(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +76,27 @@ def forgets_to_close(setup: Setup, steps: Sequence[int | None]) -> int:
         taken += 1
     globals()["kept"] = sync  # as a script's module would keep it
     return taken
+
+
+def lets_go(setup: Setup, steps: Sequence[int | None]) -> int:
+    """The script loses its Synchronizer while the job goes on elsewhere."""
+    taken = forgets_to_close(setup, steps)
+    del globals()["kept"]
+    gc.collect()
+    return taken
+
+
+def rate_after(setup: Setup, steps: Sequence[int | None]) -> float:
+    """The learning rate at the job's end, also of a worker that left early."""
+    model, optimizer, sync = setup.start()
+    sync.scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5))
+    taken = 0
+    while not sync.done and taken != steps[offbeat.rank()]:
+        usual(model, offbeat.rank(), taken).backward()
+        sync.step()
+        taken += 1
+    sync.close()
+    return float(optimizer.param_groups[0]["lr"])
 
 
 def uneven_with_consensus(setup: Setup, lengths: Sequence[int]) -> Result:

@@ -334,6 +334,8 @@ class ReplicaWorker(Worker):
                     pass
             elif event == Event.SAVE:
                 collect(self.epoch, "")
+            else:
+                raise RuntimeError(f"this worker has ended its part while the others call {event.call}")
             if event in COMMITS:
                 self._take_over(self.team.wait_for_call())
                 return
@@ -350,6 +352,8 @@ class ReplicaWorker(Worker):
         """Receives the source's state and place."""
         receive(self.epoch, self.state, source)
         self.set_position(json.loads(share(self.epoch, json.dumps(self.position()), source)))
+        if self.total is not None:
+            self.schedules.move(self.units, self.total)
 
     # Consensus
 
