@@ -9,6 +9,7 @@ Symbols: x parameters, η learning rate, g gradient, n workers, k a worker's own
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +21,7 @@ Program = Generator[Handle, None, None]
 MERGES = ("mix", "delta")
 
 
-class Protocol:
+class Protocol(ABC):
     """Base of every protocol.
 
     `home` tells where the parameters live while it runs: `"replicas"` (each member holds all of them)
@@ -30,8 +31,9 @@ class Protocol:
     home: ClassVar[str] = "replicas"
     word: ClassVar[str]
 
+    @abstractmethod
     def run(self, w: Worker) -> Program:
-        raise NotImplementedError
+        """The protocol over worker `w`."""
 
     def current(self, w: Worker) -> Protocol:
         """The protocol in charge at `w`'s units and progress (a `Switch` holds several)."""

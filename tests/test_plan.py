@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offbeat.plan import MAX_PHASES, MAX_TEXT, PlanError, check, parse, phases, to_text, words
-from offbeat.protocols import BSP, MERGES, DaSGD, LocalSGD, Protocol, Switch
+from offbeat.protocols import BSP, MERGES, DaSGD, LocalSGD, Program, Protocol, Switch
+from offbeat.worker import Worker
 
 CANONICAL = {
     "bsp": BSP(),
@@ -228,6 +229,9 @@ def test_a_users_own_protocol_has_its_word() -> None:
         word: ClassVar[str] = "gossip"
         peers: int
         bound: float = math.inf
+
+        def run(self, w: Worker) -> Program:
+            yield w.gradient()
 
     assert words()["gossip"] is Gossip
     assert parse("bsp:5% gossip(2)") == Switch(BSP(), Gossip(2), 0.05)
