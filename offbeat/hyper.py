@@ -23,13 +23,13 @@ class Configuration:
     """Sync-Switch's configuration policy (its section on hyper-parameters; DESIGN 4.1 and 4.2).
 
     lr_reference: what the user's learning rate is tuned for. `"global"`: for BSP, as with DDP; BSP uses
-        lr. `"worker"`: for one worker, as the paper states it; BSP over n members uses n·lr (linear
-        scaling). BSP's is always n times that of a protocol whose pushes are applied one by one, since
-        BSP applies the mean of n gradients and they apply each. Local protocols use lr as given.
+        lr, ASP and SSP over n members lr/n. `"worker"`: for one worker, as the paper states it; BSP uses
+        n·lr (linear scaling), ASP and SSP lr. BSP's is always n times theirs, since BSP applies the mean
+        of n gradients and they apply each. Local protocols use lr as given.
     warmup: share of the progress over which the factor n of `"worker"` rises from 1.
-    momentum: what a protocol other than BSP does with the momentum β after a switch from BSP: `"keep"`
-        it, `"zero"`, `"scale"` it to β/n, or `"ramp"` it from 0 back to β over `ramp` of the progress.
-        The momentum buffers are kept.
+    momentum: what a protocol other than BSP, on replicas or on shards, does with the momentum β after a
+        switch from BSP: `"keep"` it, `"zero"`, `"scale"` it to β/n, or `"ramp"` it from 0 back to β over
+        `ramp` of the progress. The momentum buffers are kept.
     """
 
     lr_reference: str = "global"
@@ -48,7 +48,9 @@ class Configuration:
             raise ValueError(f"ramp is a share of the progress, above 0 and at most 1; got {self.ramp!r}")
 
     def lr_factor(self, protocol: Protocol, members: int, progress: float) -> float:
-        """What the user's learning rate is multiplied by in a step under `protocol`."""
+        """What the user's learning rate is multiplied by in a step, or a push, under `protocol`."""
+        if protocol.home == "shards":
+            return 1 / members if self.lr_reference == "global" else 1.0
         if not isinstance(protocol, BSP) or self.lr_reference == "global":
             return 1.0
         risen = 1.0 if progress >= self.warmup else progress / self.warmup

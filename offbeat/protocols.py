@@ -4,7 +4,8 @@ A protocol is a frozen record of its settings and one generator, `run(w)`: the p
 the verbs of `offbeat.worker.Worker`. When `w.running` turns false its loop ends, and what follows the
 loop drains what is still in flight.
 
-Symbols: x parameters, η learning rate, g gradient, n workers, k a worker's own step.
+Symbols: x parameters, η learning rate, g gradient, n workers, k a worker's own step, v an update of the
+shards, σ its staleness.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from offbeat.worker import Handle, Until, Worker, passed
@@ -19,13 +21,14 @@ from offbeat.worker import Handle, Until, Worker, passed
 Program = Generator[Handle, None, None]
 
 MERGES = ("mix", "delta")
+RATES = ("plain", "staleness")
 
 
 class Protocol(ABC):
     """Base of every protocol.
 
     `home` tells where the parameters live while it runs: `"replicas"` (each member holds all of them)
-    or `"shards"` (each holds one slice). `word` is its name in a plan's text.
+    or `"shards"` (the hosts hold slices of them, each with an optimizer). `word` is its name in a plan.
     """
 
     home: ClassVar[str] = "replicas"
@@ -139,6 +142,63 @@ class DaSGD(Protocol):
 
 
 @dataclass(frozen=True)
+class SSP(Protocol):
+    """Stale synchronous parallel (Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
+    Parallel Parameter Server"): workers push gradients to the shards, which apply each alone, and none
+    runs more than `bound` steps (s) ahead of the slowest:
+
+        x_{v+1} = x_v − (η/n) · g(x_{v−σ})             lr="plain"
+        x_{v+1} = x_v − (η/n) · g(x_{v−σ}) / (1 + σ)   lr="staleness", after Zhang et al. 2016,
+                                                       "Staleness-aware Async-SGD"
+
+    At clock k a worker computes on parameters that hold each other worker's first k − s updates, since its
+    pull waits for them (as in the paper), and none after the first k + s, since the others' pushes wait
+    for its pull: else a fast worker's next push could be in a slow one's parameters. Hence `SSP(0)` is
+    BSP, for plain SGD, and `SSP(inf)` is ASP.
+    """
+
+    home: ClassVar[str] = "shards"
+    word: ClassVar[str] = "ssp"
+    bound: float = 3
+    lr: str = "plain"
+
+    def __post_init__(self) -> None:
+        if self.bound != inf:
+            _whole("ssp", "bound", self.bound, 0, ", or inf")
+        _rate("ssp", self.lr)
+
+    def run(self, w: Worker) -> Program:
+        while w.running:
+            yield w.gradient()
+            yield w.push(after=w.clock - self.bound, damped=self.lr == "staleness")
+            yield w.pull(after=w.clock - self.bound)
+
+
+@dataclass(frozen=True)
+class ASP(Protocol):
+    """Asynchronous parallel: workers push gradients to the shards, which apply each alone, and take the
+    newest parameters; nobody waits for anybody. Sync-Switch's second protocol:
+
+        x_{v+1} = x_v − (η/n) · g(x_{v−σ})             σ: updates since this worker's pull
+
+    lr="staleness" divides by 1 + σ, as in `SSP`. `ASP()` is `SSP(inf)`.
+    """
+
+    home: ClassVar[str] = "shards"
+    word: ClassVar[str] = "asp"
+    lr: str = "plain"
+
+    def __post_init__(self) -> None:
+        _rate("asp", self.lr)
+
+    def run(self, w: Worker) -> Program:
+        while w.running:
+            yield w.gradient()
+            yield w.push(damped=self.lr == "staleness")
+            yield w.pull()
+
+
+@dataclass(frozen=True)
 class Switch(Protocol):
     """`first` up to `at`, then `then`. Sync-Switch (Li et al., "Sync-Switch: Hybrid Parameter
     Synchronization for Distributed Deep Learning") is BSP, then ASP.
@@ -168,15 +228,21 @@ class Switch(Protocol):
         return (self.then if passed(w, self.at) else self.first).current(w)
 
     def run(self, w: Worker) -> Program:
-        if not passed(w, self.at):
+        while not passed(w, self.at):
             # Again, if a member has left and less is done than the others reckoned with.
             while not passed(w, self.at) and w.running:
                 yield from self.first.run(Until(w, self.at))
-            if passed(w, self.at):  # not so when a checkpoint interrupts it
-                yield w.settle(then=self.then.current(w))
+            if not passed(w, self.at):  # a checkpoint interrupts it, or the job is over
+                break
+            yield w.settle(then=self)
         yield from self.then.run(w)
 
 
-def _whole(word: str, name: str, value: object, least: int) -> None:
+def _whole(word: str, name: str, value: object, least: int, other: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{word} needs a whole {name} of at least {least}; got {name}={value!r}")
+        raise ValueError(f"{word} needs a whole {name} of at least {least}{other}; got {name}={value!r}")
+
+
+def _rate(word: str, value: object) -> None:
+    if value not in RATES:
+        raise ValueError(f"{word} knows lr=plain and lr=staleness; got lr={value}")

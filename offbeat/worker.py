@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,12 +56,16 @@ class Worker(ABC):
     @property
     @abstractmethod
     def clock(self) -> int:
-        """Optimizer steps this worker has taken (never micro-batches)."""
+        """Optimizer steps this worker has taken (never micro-batches), or pushes. Under shards a fast
+        worker's runs ahead; after a settle all members count on from the same."""
 
     @property
     @abstractmethod
     def units(self) -> int:
-        """Mini-batches done by all workers together. The same on every member at equal clocks."""
+        """Mini-batches done by all workers together. With replicas the same on every member at equal
+        clocks. Under shards mini-batches are dealt as numbered tickets, each to one worker, and this is
+        the number of the ticket that this worker holds: how many were dealt before its own. So it differs
+        between members, until they settle."""
 
     @property
     @abstractmethod
@@ -71,7 +76,9 @@ class Worker(ABC):
     @abstractmethod
     def running(self) -> bool:
         """Whether there is another step to take. A protocol ends its loop, and then drains what it
-        has in flight, when this turns false: at the end, at a switch, at a checkpoint."""
+        has in flight, when this turns false: at the end, at a switch, at a checkpoint. Under shards it is
+        true while this worker's ticket lies before the boundary, so every earlier ticket is done by
+        exactly one worker, and members turn at different moments."""
 
     @abstractmethod
     def gradient(self, mean: bool = False) -> Handle:
@@ -80,8 +87,9 @@ class Worker(ABC):
         backward). Yielding the handle gives control back to the user's loop.
 
         A checkpoint, or the worker's leaving, resumes a protocol that waits here without a gradient: up
-        to the next look at `running` (false then) `step` does nothing and `average` starts nothing new,
-        so that what follows the loop can drain. A protocol counts by `clock`, not in variables."""
+        to the next look at `running` (false then) `step`, `push` and `pull` do nothing and `average`
+        starts nothing new, so that what follows the loop can drain. A protocol counts by `clock`, not in
+        variables."""
 
     @abstractmethod
     def step(self) -> None:
@@ -100,11 +108,35 @@ class Worker(ABC):
     def shift(self, mean: Handle, keep: float) -> None:
         """x ← x + (1 − keep)·(mean − snapshot): the steps taken since the snapshot are not scaled."""
 
+    def push(self, after: float = -inf, damped: bool = False) -> Handle:
+        """Sends this worker's gradient to the shards, which apply it with their own optimizer as soon as
+        every member has taken parameters at a clock of at least `after` (members that are through with
+        the protocol don't count). Waiting for it waits until it is applied. Ticks `clock`.
+        `damped=True` divides its learning rate by 1 + staleness; the staleness of a push is the number
+        of updates that were applied since this worker took its parameters.
+
+        Raises NotImplementedError on an engine without shards."""
+        raise self._without_shards()
+
+    def pull(self, after: float = -inf) -> Handle:
+        """x ← the shards' newest parameters, as soon as every member's clock is at least `after` (members
+        that are through with the protocol don't count).
+
+        Raises NotImplementedError on an engine without shards."""
+        raise self._without_shards()
+
+    def _without_shards(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} has no shards to push to or pull from, which asp and ssp need: use a "
+            f"plan of protocols on replicas, such as bsp, local and dasgd"
+        )
+
     @abstractmethod
     def settle(self, then: Protocol | None = None) -> Handle:
         """Nothing in flight; every member holds the same parameters, buffers and optimizer state (a
-        copy when they already do, a mean when they don't). `then` is the protocol that comes next:
-        the engine carries the hyper-parameters over to it and journals the switch."""
+        copy when they already do, a mean when they don't). `then` is what comes next, by where the job is
+        afterwards (`then.current`): the engine carries the hyper-parameters over to it and journals the
+        switch."""
 
 
 class Until(Worker):
@@ -137,6 +169,12 @@ class Until(Worker):
 
     def shift(self, mean: Handle, keep: float) -> None:
         self._worker.shift(mean, keep)
+
+    def push(self, after: float = -inf, damped: bool = False) -> Handle:
+        return self._worker.push(after, damped)
+
+    def pull(self, after: float = -inf) -> Handle:
+        return self._worker.pull(after)
 
     def settle(self, then: Protocol | None = None) -> Handle:
         return self._worker.settle(then)

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offbeat.plan import MAX_PHASES, MAX_TEXT, PlanError, check, parse, phases, to_text, words
-from offbeat.protocols import BSP, MERGES, DaSGD, LocalSGD, Program, Protocol, Switch
+from offbeat.protocols import ASP, BSP, MERGES, RATES, SSP, DaSGD, LocalSGD, Program, Protocol, Switch
 from offbeat.worker import Worker
 
 CANONICAL = {
@@ -25,6 +25,14 @@ CANONICAL = {
     "dasgd(period=4,delay=2)": DaSGD(4, 2),
     "dasgd(delay=0,keep=0)": DaSGD(delay=0, keep=0),
     "dasgd(keep=1e-05,merge=delta)": DaSGD(keep=1e-5, merge="delta"),
+    "ssp": SSP(),
+    "ssp(bound=0)": SSP(0),
+    "ssp(bound=inf)": SSP(math.inf),
+    "ssp(bound=1,lr=staleness)": SSP(1, "staleness"),
+    "asp": ASP(),
+    "asp(lr=staleness)": ASP("staleness"),
+    "bsp:6.25% asp": Switch(BSP(), ASP(), 0.0625),
+    "asp:100u bsp:50% ssp(lr=staleness)": Switch(ASP(), Switch(BSP(), SSP(lr="staleness"), 0.5), 100),
     "bsp:6.25% dasgd(period=4,delay=2)": Switch(BSP(), DaSGD(4, 2), 0.0625),
     "bsp:4000u local": Switch(BSP(), LocalSGD(), 4000),
     "bsp:0% local": Switch(BSP(), LocalSGD(), 0.0),
@@ -52,6 +60,11 @@ def test_canonical_text(text: str, protocol: Protocol) -> None:
         ("dasgd(keep=2.5e-1)", "dasgd"),
         ("dasgd(keep=-0.0)", "dasgd(keep=0)"),
         ("dasgd(merge=mix,keep=0)", "dasgd(keep=0)"),
+        ("ssp(inf)", "ssp(bound=inf)"),
+        ("ssp(3)", "ssp"),
+        ("ssp(1, staleness)", "ssp(bound=1,lr=staleness)"),
+        ("asp(lr=plain)", "asp"),
+        ("asp(staleness)", "asp(lr=staleness)"),
         ("bsp:-0% local", "bsp:0% local"),
         ("bsp:1e1% local", "bsp:10% local"),
         ("bsp:.5% local", "bsp:0.5% local"),
@@ -103,6 +116,15 @@ WRONG = [
     ("dasgd(keep=2)", "dasgd(keep=2)", "0 <= keep < 1", "got keep=2"),
     ("dasgd(keep=nan)", "dasgd(keep=nan)", "0 <= keep < 1", "got keep=nan"),
     ("dasgd(merge=foo)", "dasgd(merge=foo)", "merge=mix and merge=delta; got merge=foo"),
+    ("ssp(bound=-1)", "ssp(bound=-1)", "ssp needs a whole bound of at least 0, or inf; got bound=-1"),
+    ("ssp(2.5)", "ssp(2.5)", "whole bound of at least 0, or inf", "got bound=2.5"),
+    ("ssp(-inf)", "ssp(-inf)", "whole bound", "got bound=-inf"),
+    ("ssp(nan)", "ssp(nan)", "whole bound", "got bound='nan'"),
+    ("ssp(staleness=3)", "staleness", "ssp has no setting 'staleness'; valid: bound and lr"),
+    ("ssp(lr=fast)", "ssp(lr=fast)", "ssp knows lr=plain and lr=staleness; got lr=fast"),
+    ("asp(bound=3)", "bound", "asp has no setting 'bound'; valid: lr"),
+    ("asp(3)", "asp(3)", "asp knows lr=plain and lr=staleness; got lr=3"),
+    ("bsp:5% aps", "aps", "there is no protocol 'aps'", "did you mean 'asp'"),
     ("dasgd(keep=25%)", "25%", "'25%' is neither a number nor a word"),
     ("bsp:120% dasgd", ":120%", "120% lies outside the job", "0% to 100%"),
     ("bsp:-5% dasgd", ":-5%", "-5% lies outside the job"),
@@ -257,6 +279,8 @@ leaves = st.one_of(
         st.floats(0, 1, exclude_max=True),
         st.sampled_from(MERGES),
     ),
+    st.builds(SSP, st.one_of(st.integers(0, 10**9), st.just(math.inf)), st.sampled_from(RATES)),
+    st.builds(ASP, st.sampled_from(RATES)),
 )
 ends = st.one_of(
     st.lists(st.floats(0, 1), max_size=5, unique=True),
@@ -300,7 +324,8 @@ def test_round_trip(parts: list[tuple[Protocol, float | int | None]]) -> None:
 
 
 pieces = st.sampled_from(
-    "bsp local dasgd ( ) , = : % u period delay keep merge mix delta inf - + 0 1 2 .5 1e9 1e999".split()
+    "bsp local dasgd ssp asp ( ) , = : % u period delay keep merge mix delta bound lr staleness".split()
+    + "inf - + 0 1 2 .5 1e9 1e999".split()
     + ["100%", ":5%", ":7u", "٣", "é", "\0", " ", "\t"]
 )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from offbeat.protocols import BSP, MERGES, DaSGD, LocalSGD, Protocol, Switch
-from offbeat.worker import Batch, Handle, Worker
+from offbeat.protocols import ASP, BSP, MERGES, RATES, SSP, DaSGD, LocalSGD, Protocol, Switch
+from offbeat.worker import Batch, Handle, Until, Worker
 
 
 class Told(Handle):
@@ -73,8 +77,18 @@ class ScriptedWorker(Worker):
         assert isinstance(mean, Told)
         self.told.append(f"shift {mean.name} keep {keep:g}")
 
+    def push(self, after: float = -inf, damped: bool = False) -> Handle:
+        self.told.append(f"push after {after:g}" + (" damped" if damped else ""))
+        self.clock += 1
+        self.units += len(self.members)
+        return Told("applied")
+
+    def pull(self, after: float = -inf) -> Handle:
+        self.told.append(f"pull after {after:g}")
+        return Told("taken")
+
     def settle(self, then: Protocol | None = None) -> Handle:
-        self.told.append(f"settle then {then}")
+        self.told.append(f"settle then {then and then.current(self)}")
         return Told("settled")
 
     def drive(self, protocol: Protocol) -> list[str]:
@@ -112,6 +126,14 @@ def dasgd(
         events[start].append(f"average {number}{suffix}")
         events[min(start + delay, last)] += [f"wait {number}", f"{verb} {number} keep {keep:g}"]
     return [event for step in events.values() for event in step]
+
+
+def ssp(steps: int, bound: float, suffix: str = "", first: int = 0) -> list[str]:
+    told = []
+    for clock in range(first, first + steps):
+        told += ["gradient", f"push after {clock - bound:g}{suffix}", "wait applied"]
+        told += [f"pull after {clock + 1 - bound:g}", "wait taken"]
+    return told
 
 
 def test_bsp() -> None:
@@ -161,6 +183,24 @@ def test_dasgd_without_delay_and_keep_is_local_sgd(period: int) -> None:
     assert ScriptedWorker(total=13).drive(DaSGD(period, delay=0, keep=0)) == local(13, period)
 
 
+@pytest.mark.parametrize("bound", [0, 1, 3, 10**9, inf])
+@pytest.mark.parametrize(("lr", "suffix"), [("plain", ""), ("staleness", " damped")])
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_ssp(bound: float, lr: str, suffix: str, steps: int) -> None:
+    assert ScriptedWorker(total=steps).drive(SSP(bound, lr)) == ssp(steps, bound, suffix)
+
+
+@pytest.mark.parametrize("lr", RATES)
+def test_asp_is_ssp_without_a_bound(lr: str) -> None:
+    told = ScriptedWorker(total=5).drive(ASP(lr))
+    assert told == ScriptedWorker(total=5).drive(SSP(inf, lr))
+    assert told == ssp(5, inf, " damped" if lr == "staleness" else "")
+
+
+def test_bounds_follow_the_workers_clock_not_the_protocols_start() -> None:
+    assert ScriptedWorker(total=9, clock=4).drive(SSP(2)) == ssp(5, 2, first=4)
+
+
 def test_averages_follow_the_workers_clock_not_the_protocols_start() -> None:
     resumed = ScriptedWorker(total=9, clock=3)
     assert resumed.drive(DaSGD(4, 2)) == dasgd(6, 4, 2, first=4)
@@ -182,6 +222,19 @@ def test_switch_drains_before_it_settles() -> None:
     told = ScriptedWorker(total=6).drive(Switch(DaSGD(2, 1), BSP(), 4))
     assert told == [*dasgd(4, 2, 1), "settle then bsp", "wait settled", *bsp(2)]
     assert told.index("mix 2 keep 0.25") < told.index("settle then bsp")
+
+
+def test_sync_switch_in_both_directions() -> None:
+    plan = Switch(BSP(), Switch(ASP(), Switch(SSP(1), BSP(), 8), 6), 2)
+    assert ScriptedWorker(total=10).drive(plan) == [
+        *bsp(2),
+        *["settle then asp", "wait settled"],
+        *ssp(4, inf),
+        *["settle then ssp(bound=1)", "wait settled"],
+        *ssp(2, 1, first=6),
+        *["settle then bsp", "wait settled"],
+        *bsp(2),
+    ]
 
 
 @pytest.mark.parametrize("at", [0.0, 0])
@@ -270,6 +323,15 @@ def test_an_interruption_of_dasgd_takes_its_average_at_once() -> None:
         (lambda: DaSGD(keep=float("nan")), "got keep=nan"),
         (lambda: DaSGD(keep="half"), "got keep=half"),
         (lambda: DaSGD(merge="foo"), "merge=mix and merge=delta; got merge=foo"),
+        (lambda: SSP(-1), "ssp needs a whole bound of at least 0, or inf; got bound=-1"),
+        (lambda: SSP(2.0), "got bound=2.0"),
+        (lambda: SSP(True), "got bound=True"),
+        (lambda: SSP(-inf), "got bound=-inf"),
+        (lambda: SSP(float("nan")), "got bound=nan"),
+        (lambda: SSP("three"), "got bound='three'"),
+        (lambda: SSP(lr="fast"), "ssp knows lr=plain and lr=staleness; got lr=fast"),
+        (lambda: ASP("fast"), "asp knows lr=plain and lr=staleness; got lr=fast"),
+        (lambda: ASP(0.1), "got lr=0.1"),
         (lambda: Switch(BSP(), BSP(), 1.5), "got at=1.5"),
         (lambda: Switch(BSP(), BSP(), -1), "got at=-1"),
         (lambda: Switch(BSP(), BSP(), True), "got at=True"),
@@ -284,6 +346,147 @@ def test_wrong_settings(make: object, said: str) -> None:
 def test_a_switch_joins_protocols() -> None:
     with pytest.raises(TypeError, match="a switch joins two protocols, such as BSP"):
         Switch(BSP(), "dasgd", 0.5)
+
+
+def test_homes() -> None:
+    assert {SSP.home, ASP.home} == {"shards"}
+    assert {BSP.home, LocalSGD.home, DaSGD.home} == {"replicas"}
+
+
+@pytest.mark.parametrize("call", [lambda w: w.push(), lambda w: w.pull(after=3)])
+def test_an_engine_without_shards_says_so(call: Callable[[Worker], Handle]) -> None:
+    class Plain(ScriptedWorker):
+        push, pull = Worker.push, Worker.pull
+
+    for worker in (Plain(total=3), Until(Plain(total=3), 2)):
+        with pytest.raises(NotImplementedError, match="Plain has no shards"):
+            call(worker)
+
+
+# Several workers at once, over shards that are counters: at each moment chance decides who goes on.
+
+
+class Cluster:
+    """Shards that count. `taken[r]` is the clock at which rank r last took parameters, `counts[r]` how many
+    updates of every rank those hold, `order` the ranks of the updates as they were applied."""
+
+    def __init__(self, protocol: Protocol, members: int, total: int):
+        self.total, self.dealt, self.order = total, 0, list[int]()
+        self.workers = [Pusher(self, rank, members) for rank in range(members)]
+        self.taken, self.through = [0] * members, [False] * members
+        self.clocks, self.counts = [0] * members, [[0] * members for _ in range(members)]
+        self.staleness: list[int] = []
+        self.computed: list[tuple[int, int, list[int]]] = []  # rank, clock and parameters of a gradient
+        self.programs = [protocol.run(worker) for worker in self.workers]
+
+    def live(self) -> list[int]:
+        return [rank for rank, through in enumerate(self.through) if not through]
+
+    def run(self, weights: Sequence[float], seed: int) -> Cluster:
+        """To the end. A worker's weight is how likely it is the next to go on, if it need not wait."""
+        chance, waiting = random.Random(seed), {}
+        for rank, program in enumerate(self.programs):
+            waiting[rank] = next(program, None)
+        while True:
+            for rank in [rank for rank, handle in waiting.items() if handle is None]:
+                self.through[rank] = True
+                del waiting[rank]
+            if not waiting:
+                return self
+            able = [r for r, h in waiting.items() if not isinstance(h, Act) or h.ready()]
+            assert able, f"nobody can go on: clocks {self.clocks}, taken {self.taken}"
+            rank = chance.choices(able, [weights[r] for r in able])[0]
+            handle = waiting[rank]
+            if isinstance(handle, Act):
+                handle.act()
+            else:
+                self.computed.append((rank, self.clocks[rank], list(self.counts[rank])))
+            waiting[rank] = next(self.programs[rank], None)
+
+
+class Act(Told):
+    """Something that happens once `ready`."""
+
+    def __init__(self, ready: Callable[[], bool], act: Callable[[], None]):
+        super().__init__("act")
+        self.ready, self.act = ready, act
+
+
+class Pusher(ScriptedWorker):
+    """One worker of a `Cluster`: its units are the number of its ticket."""
+
+    def __init__(self, cluster: Cluster, rank: int, members: int):
+        super().__init__(cluster.total, members)
+        self.rank, self.cluster = rank, cluster
+        self.units, cluster.dealt = cluster.dealt, cluster.dealt + 1
+        self.done: list[int] = []
+
+    def push(self, after: float = -inf, damped: bool = False) -> Handle:
+        cluster, mine = self.cluster, self.rank
+
+        def apply() -> None:
+            cluster.staleness.append(len(cluster.order) - sum(cluster.counts[mine]))
+            cluster.order.append(mine)
+            self.done.append(self.units)
+            self.clock = cluster.clocks[mine] = self.clock + 1
+            self.units, cluster.dealt = cluster.dealt, cluster.dealt + 1
+
+        return Act(lambda: all(cluster.taken[rank] >= after for rank in cluster.live()), apply)
+
+    def pull(self, after: float = -inf) -> Handle:
+        cluster, mine = self.cluster, self.rank
+
+        def take() -> None:
+            cluster.taken[mine] = self.clock
+            cluster.counts[mine] = [cluster.order.count(rank) for rank in range(len(self.members))]
+
+        return Act(lambda: all(cluster.clocks[rank] >= after for rank in cluster.live()), take)
+
+
+clusters = st.tuples(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.sampled_from([1.0, 1.0, 0.2, 0.01]), min_size=n, max_size=n)
+    ),
+    st.integers(0, 40),
+    st.integers(0, 2**32),
+)
+
+
+@given(clusters, st.one_of(st.just(ASP()), st.builds(SSP, st.one_of(st.integers(0, 4), st.just(inf)))))
+def test_every_ticket_is_done_once_and_the_bound_holds_on_both_sides(
+    found: tuple[list[float], int, int], protocol: Protocol
+) -> None:
+    weights, total, seed = found
+    cluster = Cluster(protocol, len(weights), total).run(weights, seed)
+    assert sorted(ticket for worker in cluster.workers for ticket in worker.done) == list(range(total))
+    assert [cluster.order.count(worker.rank) for worker in cluster.workers] == cluster.clocks
+    bound = protocol.bound if isinstance(protocol, SSP) else inf
+    if bound < inf:
+        assert max(cluster.staleness, default=0) <= (2 * bound + 1) * (len(weights) - 1)
+    for rank, clock, counts in cluster.computed:
+        assert counts[rank] == clock
+        for other, count in enumerate(counts):
+            assert count <= clock + bound
+            assert count >= min(clock - bound, cluster.clocks[other])  # those who are through add no more
+
+
+@given(clusters)
+def test_ssp_of_zero_computes_in_rounds_as_bsp(found: tuple[list[float], int, int]) -> None:
+    weights, total, seed = found
+    cluster = Cluster(SSP(0), len(weights), total).run(weights, seed)
+    rounds = [cluster.order[i : i + len(weights)] for i in range(0, total, len(weights))]
+    assert all(len(set(one)) == len(one) for one in rounds)
+    for _, clock, counts in cluster.computed:
+        assert all(count in (clock, cluster.clocks[rank]) for rank, count in enumerate(counts))
+
+
+def test_under_asp_the_fast_do_more_and_ssp_holds_them_back() -> None:
+    weights = [1, 1, 1, 0.1]
+    asp = Cluster(ASP(), 4, 400).run(weights, 0)
+    assert asp.clocks[3] < 40 < min(asp.clocks[:3])
+    held = Cluster(SSP(2), 4, 400).run(weights, 0)
+    assert max(held.clocks) - min(held.clocks) <= 3
+    assert max(held.staleness) < max(asp.staleness)
 
 
 @pytest.mark.parametrize("module", ["protocols", "worker", "plan"])
