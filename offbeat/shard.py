@@ -1,0 +1,496 @@
+"""A parameter shard: one part of a model's parameters, a real `torch.optim` optimizer over them, and who
+has pushed and pulled what. How bytes get here is not its business.
+
+A shard's whole content lies in one block of bytes that its owner provides, so that it can be shared between
+processes, copied and sent as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import inf, prod
+from types import MethodType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from offbeat.cut import ELEMENTWISE, Piece, part, shaped
+from offbeat.twin import Settings, Slot, strange, twin
+
+ALIGN = 64
+"""Bytes. Everything in a block begins at a multiple."""
+BLOCK = 1 << 16
+"""Elements that are updated at a time where a push is written out: parameters, momentum and gradient fit
+into a processor's second cache."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What travels with a gradient.
+
+    member: the pusher's rank; clock: its clock after this push; seen: the shard's version at its last pull;
+    after: applied once every member has taken parameters at clock `after` or later; damped: the learning
+    rate is divided by 1 + staleness; settings: the step's hyper-parameters (`Settings`); missing: a bit
+    for each of the model's parameters, set where it has no gradient (b"" for none).
+    """
+
+    member: int
+    clock: int
+    seen: int
+    after: float = -inf
+    damped: bool = False
+    settings: tuple[float, ...] = ()
+    missing: bytes = b""
+
+
+class Run:
+    """Neighbouring pieces that one tensor of the optimizer's can stand for; in `tensors`, one piece."""
+
+    def __init__(self, first: int, pieces: Sequence[Piece], kept: tuple[Slot, ...]):
+        self.first, self.pieces, self.slots = first, list(pieces), kept
+        self.kind = pieces[0].kind
+        self.size = sum(piece.size for piece in pieces)
+        self.offset = self.gradient = self.narrow = 0  # bytes: in the block, in a gradient, in a narrow one
+        self.place: dict[str, int] = {}  # of each slot's values
+        self.starts = list(accumulate((piece.size for piece in pieces), initial=0))
+
+
+class Outline:
+    """How a shard of these pieces lies in its block: the same for every block and process.
+
+    slots_of: what an optimizer keeps for a piece (`slots`). members: how many ranks the job has. extra:
+    64-bit counters that the block's owner wants in it.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        slots_of: Callable[[Piece], tuple[Slot, ...]],
+        way: str,
+        members: int,
+        extra: int = 0,
+    ):
+        self.pieces, self.way, self.members, self.extra = list(pieces), way, members, extra
+        self.runs: list[Run] = []
+        begun = 0
+        for i, piece in enumerate(self.pieces):
+            last = i + 1 == len(self.pieces) or self.pieces[i + 1].kind != piece.kind
+            if last or way == "tensors":
+                self.runs.append(Run(begun, self.pieces[begun : i + 1], slots_of(piece)))
+                begun = i + 1
+        self.words = 2 + 5 * members + extra
+        at = _aligned(8 * self.words)
+        self.present = at
+        at = _aligned(at + len(self.pieces))
+        self.values = at  # parameters come first, so that they can be sent as one stretch
+        for run in self.runs:
+            run.offset = at
+            at = _aligned(at + run.size * run.kind[2].itemsize)
+        self.values_end = at
+        for run in self.runs:
+            for slot in run.slots:
+                run.place[slot.key] = at
+                at = _aligned(at + self._count(run, slot) * slot.dtype.itemsize)
+        self.size = at
+        at = 0
+        for run in self.runs:
+            run.gradient = at
+            at = _aligned(at + run.size * run.kind[2].itemsize)
+        self.gradient_size = at
+        at = 0
+        for run in self.runs:
+            run.narrow = at
+            at = _aligned(at + run.size * narrowed(run.kind[2]).itemsize)
+        self.narrow_size = at
+
+    @staticmethod
+    def _count(run: Run, slot: Slot) -> int:
+        if slot.kind == "element":
+            return run.size
+        return len(run.pieces) * prod(slot.shape)
+
+    def values_of(self, region: Tensor) -> list[Tensor]:
+        """Every piece's parameter, in a copy of a block's stretch from `values` to `values_end`."""
+        return self._pieces([region[run.offset - self.values :] for run in self.runs])
+
+    def _pieces(self, begins: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            _view(begin, start * piece.dtype.itemsize, piece.shape, piece.dtype)
+            for run, begin in zip(self.runs, begins, strict=True)
+            for piece, start in zip(run.pieces, run.starts, strict=False)
+        ]
+
+
+def narrowed(dtype: torch.dtype) -> torch.dtype:
+    """What travels of a gradient where the wire is to carry half the bytes."""
+    return torch.bfloat16 if dtype == torch.float32 else dtype
+
+
+class Gradient:
+    """A gradient of a shard's pieces, in a region of `outline.gradient_size` bytes."""
+
+    def __init__(self, outline: Outline, region: Tensor):
+        self._outline, self.region = outline, region
+        self.runs = [_view(region, run.gradient, (run.size,), run.kind[2]) for run in outline.runs]
+        self.pieces = outline._pieces([region[run.gradient :] for run in outline.runs])
+
+    @cached_property
+    def blocks(self) -> list[list[Tensor]]:
+        """The runs in parts that fit a processor's cache."""
+        return [list(run.split(BLOCK)) for run in self.runs]
+
+    def narrow(self) -> Tensor:
+        """The same in `outline.narrow_size` bytes: float32 as bfloat16."""
+        small = torch.empty(self._outline.narrow_size, dtype=torch.uint8)
+        for mine, other in zip(self.runs, self._narrow_runs(small), strict=True):
+            other.copy_(mine)
+        return small
+
+    def widen(self, small: Tensor) -> None:
+        """Takes what `narrow` made."""
+        for mine, other in zip(self.runs, self._narrow_runs(small), strict=True):
+            mine.copy_(other)
+
+    def _narrow_runs(self, small: Tensor) -> list[Tensor]:
+        return [_view(small, r.narrow, (r.size,), narrowed(r.kind[2])) for r in self._outline.runs]
+
+
+class _Stepper:
+    """Optimizers bound to one block: over runs, or over single pieces."""
+
+    def __init__(self, outline: Outline, block: Tensor, optimizers: Sequence[Optimizer], single: bool):
+        self.outline, self.single = outline, single
+        self.parameters: list[nn.Parameter] = []
+        self.firsts: list[int] = []  # each parameter's first piece
+        self.counts: list[int] = []  # and how many it stands for
+        self.slots: list[tuple[Slot, ...]] = []
+        self.views: list[dict[str, Tensor]] = []
+        self.owner: list[int] = []
+        self.rows: list[list[Tensor]] = []  # scalars of all its pieces
+        groups: dict[tuple[int, int], dict[str, Any]] = {}
+        for run in outline.runs:
+            o, g, dtype = run.kind
+            for i in range(len(run.pieces)) if single else [0]:
+                piece, start = run.pieces[i], run.starts[i]
+                shape = piece.shape if single else (run.size,)
+                view = _view(block, run.offset + start * dtype.itemsize, shape, dtype)
+                p = nn.Parameter(view)
+                views, rows = {}, []
+                for slot in run.slots:
+                    place, width = run.place[slot.key], slot.dtype.itemsize
+                    if slot.kind == "element":
+                        views[slot.key] = _view(block, place + start * width, shape, slot.dtype)
+                    else:
+                        each = prod(slot.shape) * width
+                        views[slot.key] = _view(block, place + i * each, slot.shape, slot.dtype)
+                        if slot.kind != "tensor" and not single:
+                            rows.append(_view(block, place, (len(run.pieces),), slot.dtype))
+                self.parameters.append(p)
+                self.firsts.append(run.first + i)
+                self.counts.append(1 if single else len(run.pieces))
+                self.slots.append(run.slots)
+                self.views.append(views)
+                self.rows.append([row for row in rows if len(row) > 1])
+                self.owner.append(o)
+                if (o, g) not in groups:
+                    groups[o, g] = {**optimizers[o].param_groups[g], "params": []}
+                groups[o, g]["params"].append(p)
+        self.optimizers: dict[int, Optimizer] = {}
+        self.groups: dict[tuple[int, int], dict[str, Any]] = {}
+        for o in sorted({o for o, _ in groups}):
+            mine = [key for key in sorted(groups) if key[0] == o]
+            self.optimizers[o] = twin(optimizers[o], [groups[key] for key in mine])
+            self.groups.update(zip(mine, self.optimizers[o].param_groups, strict=True))
+        self.numbers = any(slot.kind == "number" for row in self.slots for slot in row)
+        # Those of torch change their state in place; another may put new tensors there.
+        self.replaces = self.numbers or any(type(one) not in ELEMENTWISE for one in optimizers)
+        self.bound = [False] * len(self.parameters)
+        # Without torch's wrapper for profilers and hooks, of which a twin has none.
+        self.steps = [_plain_step(one) for one in self.optimizers.values()]
+        self.written: tuple[Sequence[float], float] | None = None
+
+    def set(self, settings: Settings, push: Push, staleness: int) -> None:
+        """The optimizers get the push's hyper-parameters."""
+        lr = 1 / (1 + staleness) if push.damped else 1.0
+        if self.written != (push.settings, lr):
+            settings.write(self.groups, push.settings, lr)
+            self.written = push.settings, lr
+
+    def step(self, gradients: Sequence[Tensor | None], present: numpy.ndarray[Any, Any]) -> None:
+        for i, (p, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            p.grad = gradient
+            if self.bound[i] != bool(present[self.firsts[i]]) or self.numbers:
+                self._bind(i, bool(present[self.firsts[i]]))
+        with torch.no_grad():
+            for step in self.steps:
+                step()
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if not self.bound[i] or self.replaces:
+                self._keep(i, present)
+            for row in self.rows[i]:
+                row[1:] = row[0]
+
+    def _bind(self, i: int, present: bool) -> None:
+        """The optimizer's state is what the block holds, or nothing."""
+        state = self.optimizers[self.owner[i]].state
+        state.pop(self.parameters[i], None)
+        if present:
+            state[self.parameters[i]] = {
+                slot.key: slot.type(float(view)) if slot.kind == "number" else view
+                for slot, view in zip(self.slots[i], self.views[i].values(), strict=True)
+            }
+        self.bound[i] = present
+
+    def _keep(self, i: int, present: numpy.ndarray[Any, Any]) -> None:
+        """What the optimizer has made goes into the block."""
+        owner = self.optimizers[self.owner[i]]
+        state = owner.state.get(self.parameters[i])
+        if not state:
+            return
+        known = {key for key, value in state.items() if value is not None}
+        if known != set(self.views[i]):
+            raise strange(owner, known, set(self.views[i]))
+        for slot in self.slots[i]:
+            value, view = state[slot.key], self.views[i][slot.key]
+            if slot.kind == "number":
+                view.fill_(float(value))
+            elif value.data_ptr() != view.data_ptr():
+                view.copy_(value)
+                state[slot.key] = view
+        present[self.firsts[i] : self.firsts[i] + self.counts[i]] = 1
+        self.bound[i] = True
+
+
+def sgd(p2: Tensor, m2: Tensor, p: Tensor, m: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+    """torch.optim.SGD's step from parameters p and momentum m to p2 and m2: the same operations in the same
+    order, so the same bits."""
+    if group["maximize"]:
+        g = -g
+    if group["weight_decay"] != 0:
+        g = g.add(p, alpha=group["weight_decay"])
+    if group["momentum"] == 0:
+        m2.copy_(m)
+    else:
+        torch.mul(m, group["momentum"], out=m2)
+        m2.add_(g, alpha=1 - group["dampening"])
+        g = g.add(m2, alpha=group["momentum"]) if group["nesterov"] else m2
+    torch.add(p, g, alpha=-group["lr"], out=p2)
+
+
+class Shard:
+    """A shard whose content is `block` (`outline.size` bytes of the CPU's memory, zero at first).
+
+    Counters, all exact: `version` (pushes applied), and for each rank `clock` (steps), `pulled` (its clock
+    at its last pull), `pushes` (applied, of its own), `at` (the version right after its last push),
+    `resting` (nobody waits for it). `extra` are the owner's.
+    """
+
+    def __init__(self, outline: Outline, block: Tensor, optimizers: Sequence[Optimizer], settings: Settings):
+        self.outline, self.block = outline, block
+        self._optimizers, self._settings = optimizers, settings
+        self._words = block[: outline.values]  # with `present`
+        words = block[: 8 * outline.words].view(torch.int64).numpy()
+        m = outline.members
+        self._head = words[:2]  # version; whether pieces differ in what merging them would lose
+        self.clock, self.pulled, self.pushes, self.at, self.resting = (
+            words[2 + k * m : 2 + (k + 1) * m] for k in range(5)
+        )
+        self.extra = words[2 + 5 * m :]
+        self.present = block[outline.present : outline.present + len(outline.pieces)].numpy()
+        self.values = block[outline.values : outline.values_end]
+        self.parameters = outline.values_of(self.values)
+        self._merged: _Stepper | None = None
+        self._single: _Stepper | None = None
+
+    @property
+    def version(self) -> int:
+        return int(self._head[0])
+
+    # Who may go
+
+    def may_push(self, after: float) -> bool:
+        """Whether every member has taken parameters at clock `after` or later."""
+        return after == -inf or bool(((self.pulled >= after) | (self.resting != 0)).all())
+
+    def may_pull(self, after: float) -> bool:
+        """Whether every member's clock is at least `after`."""
+        return after == -inf or bool(((self.clock >= after) | (self.resting != 0)).all())
+
+    def pull(self, member: int) -> int:
+        """`member` takes the parameters now; returns their version."""
+        self.pulled[member] = self.clock[member]
+        self.resting[member] = 0
+        return self.version
+
+    # A push
+
+    def push(self, push: Push, gradient: Gradient) -> int:
+        """Applies a gradient with the push's own hyper-parameters; returns its staleness, the number of
+        updates applied since its parameters were pulled."""
+        staleness = self.version - push.seen
+        missing = _bits(push.missing)
+        if missing and all(piece.parameter in missing for piece in self.outline.pieces):
+            self._count(push)
+            return staleness
+        stepper = self._stepper(bool(missing))
+        stepper.set(self._settings, push, staleness)
+        gradients: list[Tensor | None]
+        if stepper.single:
+            gradients = [
+                None if piece.parameter in missing else g
+                for piece, g in zip(self.outline.pieces, gradient.pieces, strict=True)
+            ]
+        else:
+            gradients = list(gradient.runs)
+        stepper.step(gradients, self.present)
+        self._count(push)
+        return staleness
+
+    def push_from(self, now: Shard, push: Push, gradient: Gradient) -> None:
+        """The same as copying `now` into this shard and pushing here; for SGD with momentum in two thirds
+        of the memory traffic, to the bit."""
+        if push.missing or now._head[1] or not now.sgd or not now.present.all():
+            self.block.copy_(now.block)
+            self.push(push, gradient)
+            return
+        self._words.copy_(now._words)
+        staleness = self.version - push.seen
+        stepper = self._stepper(False)
+        stepper.set(self._settings, push, staleness)
+        with torch.no_grad():
+            for i, (mine, theirs) in enumerate(zip(self._sgd_blocks, now._sgd_blocks, strict=True)):
+                group = stepper.groups[self.outline.runs[i].kind[:2]]
+                for (p2, m2), (p, m), g in zip(mine, theirs, gradient.blocks[i], strict=True):
+                    sgd(p2, m2, p, m, g, group)
+        self._count(push)
+
+    @cached_property
+    def sgd(self) -> bool:
+        """Whether all is torch's own SGD with momentum."""
+        return self.outline.way == "elements" and all(
+            type(self._optimizers[run.kind[0]]) is torch.optim.SGD
+            and list(run.place) == ["momentum_buffer"]
+            and run.kind[2].is_floating_point
+            for run in self.outline.runs
+        )
+
+    @cached_property
+    def _sgd_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
+        found = []
+        for run in self.outline.runs:
+            places = run.offset, run.place["momentum_buffer"]
+            parts = [_view(self.block, at, (run.size,), run.kind[2]).split(BLOCK) for at in places]
+            found.append(list(zip(*parts, strict=True)))
+        return found
+
+    def _count(self, push: Push) -> None:
+        m = push.member
+        self._head[0] += 1
+        self.clock[m] = push.clock
+        self.pushes[m] += 1
+        self.at[m] = self.version
+        self.resting[m] = 0
+
+    def _stepper(self, missing: bool) -> _Stepper:
+        if missing:
+            self._head[1] = 1
+        if self._head[1] or self.outline.way == "tensors":
+            if self._single is None:
+                self._single = _Stepper(self.outline, self.block, self._optimizers, single=True)
+            return self._single
+        if self._merged is None:
+            self._merged = _Stepper(self.outline, self.block, self._optimizers, single=False)
+        return self._merged
+
+    # From a replica and back
+
+    def begin(self, clock: int, members: Sequence[int]) -> None:
+        """Nobody has pushed yet; all `members` are at `clock` and hold the parameters."""
+        self._head[0] = 0
+        self.clock[:] = self.pulled[:] = clock
+        self.pushes[:] = self.at[:] = 0
+        self.resting[:] = 1
+        self.resting[list(members)] = 0
+        self.extra[:] = 0
+
+    def load(self, parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+        """Cuts this shard's part out of a replica: parameters and optimizer state."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        split = False
+        for run in self.outline.runs:
+            rows = []
+            for i, piece in enumerate(run.pieces):
+                p, optimizer = parameters[piece.parameter], optimizers[piece.optimizer]
+                state = {k: v for k, v in (optimizer.state.get(p) or {}).items() if v is not None}
+                targets.append(shaped(piece, self.parameters[run.first + i], p))
+                sources.append(part(piece, p.detach(), p))
+                expected = {slot.key for slot in run.slots}
+                if state and state.keys() != expected:
+                    raise strange(optimizer, set(state), expected)
+                self.present[run.first + i] = bool(state)
+                row: list[Any] = [bool(state)]
+                for slot in run.slots if state else ():
+                    entry, value = self._entry(run, i, slot), state[slot.key]
+                    if slot.kind == "element":
+                        targets.append(shaped(piece, entry, p))
+                        sources.append(part(piece, value, p))
+                    elif slot.kind == "tensor":
+                        entry.copy_(value)
+                    else:
+                        entry.fill_(value)
+                        row.append(float(value))
+                rows.append(row)
+            split = split or any(row != rows[0] for row in rows)
+        _copy(targets, sources)
+        self._head[1] = split
+
+    def store(self, write: Callable[[Piece, Slot | None, Tensor], None]) -> None:
+        """Gives out this shard's part: `write(piece, None, values)` for a piece's parameter, and
+        `write(piece, slot, values)` for each entry of its state."""
+        for run in self.outline.runs:
+            for i, piece in enumerate(run.pieces):
+                write(piece, None, self.parameters[run.first + i])
+                if self.present[run.first + i]:
+                    for slot in run.slots:
+                        write(piece, slot, self._entry(run, i, slot))
+
+    def _entry(self, run: Run, i: int, slot: Slot) -> Tensor:
+        place, width = run.place[slot.key], slot.dtype.itemsize
+        if slot.kind == "element":
+            piece = run.pieces[i]
+            return _view(self.block, place + run.starts[i] * width, piece.shape, slot.dtype)
+        return _view(self.block, place + i * prod(slot.shape) * width, slot.shape, slot.dtype)
+
+
+def _plain_step(optimizer: Optimizer) -> Callable[[], object]:
+    step: Any = type(optimizer).step
+    return MethodType(step.__wrapped__, optimizer) if getattr(step, "hooked", False) else optimizer.step
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+
+
+def _aligned(at: int) -> int:
+    return -(-at // ALIGN) * ALIGN
+
+
+def _view(block: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return block[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+@lru_cache(maxsize=64)
+def _bits(mask: bytes) -> frozenset[int]:
+    """The numbers of the bits that are set."""
+    return frozenset(8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)
