@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test test-all lint bench
 
 help:
-	@echo "make demo      four plans on scikit-learn's digits, two workers each, one table"
+	@echo "make demo      six plans on scikit-learn's digits, two workers each, one table"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     throughput of every protocol against raw DDP and no communication"
@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/offbeat compare -n 2 examples/digits.py --plans "bsp; local(period=4); dasgd; bsp:12.5% dasgd"
+	$(BIN)/offbeat compare -n 2 examples/digits.py \
+		--plans "bsp; local(period=4); dasgd; bsp:12.5% dasgd; asp; bsp:12.5% asp"
 
 lint: $(READY)
 	$(BIN)/ruff check .

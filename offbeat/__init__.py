@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from offbeat.checkpoint import CheckpointError as CheckpointError
     from offbeat.cluster.epoch import PeerLost as PeerLost
+    from offbeat.guard import Diverged as Diverged
     from offbeat.job import device as device
     from offbeat.job import init as init
     from offbeat.job import rank as rank
     from offbeat.job import world_size as world_size
     from offbeat.plan import PlanError as PlanError
     from offbeat.plan import parse as parse_plan  # noqa: F401
+    from offbeat.protocols import ASP as ASP
     from offbeat.protocols import BSP as BSP
+    from offbeat.protocols import SSP as SSP
     from offbeat.protocols import DaSGD as DaSGD
     from offbeat.protocols import LocalSGD as LocalSGD
     from offbeat.protocols import Protocol as Protocol
@@ -27,14 +30,17 @@ __version__ = "0.1.0.dev0"
 
 # Names are resolved on first use, so that the command line answers without importing torch.
 _HOME = {
+    "ASP": "offbeat.protocols",
     "BSP": "offbeat.protocols",
     "CheckpointError": "offbeat.checkpoint",
     "DaSGD": "offbeat.protocols",
+    "Diverged": "offbeat.guard",
     "Handle": "offbeat.worker",
     "LocalSGD": "offbeat.protocols",
     "PeerLost": "offbeat.cluster.epoch",
     "PlanError": "offbeat.plan",
     "Protocol": "offbeat.protocols",
+    "SSP": "offbeat.protocols",
     "Switch": "offbeat.protocols",
     "Synchronizer": "offbeat.sync",
     "Worker": "offbeat.worker",

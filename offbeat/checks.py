@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat import plan
+from offbeat.cluster.spec import ON_DIVERGE
 from offbeat.cluster.state import State
 from offbeat.protocols import Protocol
 
@@ -105,3 +106,11 @@ def wire_of(given: str | None) -> str:
     if name not in WIRES:
         raise ValueError(f"wire is 'bf16', or 'fp32' for full precision; got {name!r}")
     return name
+
+
+def on_diverge_of(mode: str) -> str:
+    """What to do when training diverges; `--on-diverge` comes first. Raises ValueError."""
+    asked = os.environ.get("OFFBEAT_ON_DIVERGE") or mode
+    if asked not in ON_DIVERGE:
+        raise ValueError(f"on_diverge is one of {', '.join(ON_DIVERGE)}; got {asked!r}")
+    return asked

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from offbeat.compare import Run
     from offbeat.screen import Screen
 
-PLANS = "bsp; local; dasgd; bsp:12.5% dasgd"
+PLANS = "bsp; local; dasgd; bsp:12.5% dasgd; asp; bsp:12.5% asp"
 POLL = 0.05  # seconds between two looks at the workers
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6}
@@ -118,6 +118,14 @@ Total = Annotated[
     str | None, typer.Option("--total", help="Length of the job in units: 64000, 64_000 or 64k.")
 ]
 Wire = Annotated[str | None, typer.Option("--wire", help="Number format on the wire: bf16 or fp32.")]
+OnDiverge = Annotated[
+    str | None,
+    typer.Option(
+        "--on-diverge",
+        help="When training diverges: raise (the default), rollback (to the last checkpoint, then BSP) or "
+        "ignore.",
+    ),
+]
 AllOutput = Annotated[
     bool, typer.Option("--all-output", help="Show every rank's output, with its rank before each line.")
 ]
@@ -164,6 +172,7 @@ def run(
         typer.Option("--out", help="The run's directory (default: runs/<time>-<script>); node 0's counts."),
     ] = None,
     wire: Wire = None,
+    on_diverge: OnDiverge = None,
     nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
     node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
     rdzv_endpoint: Annotated[
@@ -195,6 +204,7 @@ def run(
             total=None if total is None else units(total),
             seed=seed,
             wire=wire,
+            on_diverge=on_diverge,
             rdzv_timeout=rdzv_timeout,
             show="all" if all_output else "first",
         )
@@ -223,6 +233,7 @@ def compare(
         typer.Option("--out", help="Directory of the runs (default: runs/<time>-compare-<script>)."),
     ] = None,
     wire: Wire = None,
+    on_diverge: OnDiverge = None,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
@@ -245,6 +256,7 @@ def compare(
                 total=None if total is None else units(total),
                 seed=seed,
                 wire=wire,
+                on_diverge=on_diverge,
                 show=show,
             )
             for text in texts

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from offbeat.journal import Record
-from offbeat.live import amount, clock, number
+from offbeat.live import amount, clock, number, pushed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,14 +20,15 @@ ACCURACY = ("accuracy", "acc", "test_accuracy", "val_accuracy")
 @dataclass(frozen=True)
 class Row:
     """One plan. Times in seconds, from the first step on; `waiting` and `relative` are shares (`relative`:
-    of the first plan's time). `to_target` is when the plan first reached `Comparison.target`. None where
-    the journal doesn't say; `error` where the run failed."""
+    of the first plan's time). `staleness` is the mean over the plan's pushes. `to_target` is when the plan
+    first reached `Comparison.target`. None where the journal doesn't say; `error` where the run failed."""
 
     plan: str
     out: str = ""
     seconds: float | None = None
     samples_per_s: float | None = None
     waiting: float | None = None
+    staleness: float | None = None
     loss: float | None = None
     accuracy: float | None = None
     to_target: float | None = None
@@ -79,6 +80,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
                 seconds=seconds,
                 samples_per_s=number(end.get("samples_per_s")),
                 waiting=number(end.get("waiting")),
+                staleness=_staleness(run.records),
                 loss=number(end.get("loss")),
                 accuracy=curve[-1][1] if curve else None,
                 to_target=reached[0] if reached else None,
@@ -89,24 +91,27 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def table(comparison: Comparison) -> Table:
-    """The comparison for a terminal."""
+    """The comparison for a terminal. Staleness has a column where some plan has pushed."""
     from rich import box
     from rich.table import Table
 
     target = "the target" if comparison.target is None else f"{100 * comparison.target:.1f}%"
     made = Table(box=box.SIMPLE_HEAD)
     made.add_column("plan", overflow="fold")
-    for name in ("time", "vs first", "samples/s", "waiting", "final loss", "accuracy", f"time to {target}"):
+    stale = any(row.staleness is not None for row in comparison.rows)
+    columns = ["time", "vs first", "samples/s", "waiting", *(["staleness"] if stale else [])]
+    columns += ["final loss", "accuracy", f"time to {target}"]
+    for name in columns:
         made.add_column(name, justify="right")
     for row in comparison.rows:
         if row.error is not None:
-            made.add_row(row.plan, "failed", *[""] * 6)
+            made.add_row(row.plan, "failed", *[""] * (len(columns) - 1))
         else:
-            made.add_row(row.plan, *_cells(row))
+            made.add_row(row.plan, *_cells(row, stale))
     return made
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, stale: bool) -> list[str]:
     def cell(value: float | None, form: str = "", scale: float = 1.0, after: str = "") -> str:
         return "–" if value is None else f"{scale * value:{form}}{after}"
 
@@ -115,10 +120,18 @@ def _cells(row: Row) -> list[str]:
         cell(row.relative, ".2f", after="×"),
         "–" if not row.samples_per_s else amount(row.samples_per_s),
         cell(row.waiting, ".1f", 100, "%"),
+        *([cell(row.staleness, ".1f")] if stale else []),
         cell(row.loss, ".4g"),
         cell(row.accuracy, ".2f", 100, "%"),
         "–" if row.to_target is None else clock(row.to_target, precise=True),
     ]
+
+
+def _staleness(records: Sequence[Record]) -> float | None:
+    """Mean over all pushes of the run."""
+    sums = [pushed(record) for record in records if record.get("type") == "pushes"]
+    count, stale = sum(pushes for pushes, _ in sums), sum(stale for _, stale in sums)
+    return stale / count if count else None
 
 
 def _curve(records: Sequence[Record]) -> list[tuple[float, float]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.cluster.replicas import ReplicaWorker
-from offbeat.plan import check
+from offbeat.cluster.real import RealWorker
 from offbeat.protocols import Program, Protocol
 from offbeat.worker import Batch
 
@@ -13,7 +12,7 @@ from offbeat.worker import Batch
 class Course:
     """Drives `plan` over `worker`. `on_end` is called once, when the job is over on all workers."""
 
-    def __init__(self, worker: ReplicaWorker, plan: Protocol, on_end: Callable[[], None]):
+    def __init__(self, worker: RealWorker, plan: Protocol, on_end: Callable[[], None]):
         self.worker, self.plan = worker, plan
         self.ended = False
         self._on_end = on_end
@@ -21,7 +20,6 @@ class Course:
 
     def begin(self, total: int) -> None:
         """The job's length in units is known: runs up to the first batch."""
-        check(self.plan, total)
         self.worker.total = total
         self.worker.schedules.move(self.worker.units, total)
         self.worker.meter.begin()
@@ -32,6 +30,9 @@ class Course:
         if self.ended or self.worker.total is None:
             return
         self.worker.interrupted = False
+        if self.worker.paused is not None:
+            done = self.worker.units >= self.worker.whole()
+            self.worker.resume(not done and self.plan.current(self.worker) == self.worker.paused)
         if not self.worker.running:
             self._end()
             return
@@ -67,12 +68,17 @@ class Course:
             self.worker.interrupted = True
             self.advance()
 
+    def abandon(self, plan: Protocol) -> None:
+        """Drops the plan where it is; `plan` is the one from here on."""
+        self.plan, self._program = plan, None
+        self.worker.interrupted = True
+
     def drain(self) -> None:
         """Interrupts the plan; afterwards all members hold the same."""
         if not self.ended:
             self.stop()
             with self.worker.meter.waiting():
-                self.worker.settle_now()
+                self.worker.settle_now(pause=True)
 
     def leave(self) -> None:
         """This worker has no more data; returns when the job is over."""

@@ -125,6 +125,7 @@ class Units:
         self._pool: ThreadPoolExecutor | None = None
         self._loader: Iterator[Any] | None = None
         self._expected = -1
+        self._fetched: tuple[int, Any] | None = None
 
     def get(self) -> tuple[int, Any]:
         """The next unit's number and its batch, on this worker's device."""
@@ -134,21 +135,32 @@ class Units:
             unit, batch = self._from_loader()
         else:
             (unit,) = self._next(1)
-            batch = self._fetch[unit]
+            ready, self._fetched = self._fetched, None
+            batch = ready[1] if ready is not None and ready[0] == unit else self._fetch[unit]
         return unit, to_device(batch, self._device)
+
+    def prepare(self) -> None:
+        """There is time to fetch the next unit now."""
+        if self._tensors is not None:
+            self._submit(self._next(1))
+        elif not self._workers:
+            (unit,) = self._next(1)
+            self._fetched = unit, self._fetch[unit]
 
     def _from_thread(self) -> tuple[int, Any]:
         """Tensors are indexed by a thread, one unit ahead; that draws no random numbers."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="offbeat-data")
-        wanted = list(self._next(2))
-        while self._ahead and self._ahead[0][0] != wanted[0]:
-            self._ahead.popleft()[1].cancel()
-        for unit in wanted[len(self._ahead) :]:
-            self._ahead.append((unit, self._pool.submit(self._index, unit)))
+        self._submit(self._next(2))
         unit, future = self._ahead.popleft()
         assert isinstance(future, Future)
         return unit, future.result()
+
+    def _submit(self, wanted: Sequence[int]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="offbeat-data")
+        while self._ahead and self._ahead[0][0] != wanted[0]:
+            self._ahead.popleft()[1].cancel()
+        for unit in list(wanted)[len(self._ahead) :]:
+            self._ahead.append((unit, self._pool.submit(self._index, unit)))
 
     def _index(self, unit: int) -> Any:
         assert self._tensors is not None
@@ -175,7 +187,8 @@ class Units:
                 )
             )
         batch = next(self._loader)
-        self._expected = self._next(2)[1]
+        following = self._next(2)  # under shards only what is claimed is known
+        self._expected = following[1] if len(following) > 1 else -1
         return wanted, batch
 
     def close(self) -> None:

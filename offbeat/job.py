@@ -25,7 +25,11 @@ _job: Job | None = None
 
 @dataclass
 class Job:
-    """One worker's place in its job. `store` is connected on first use."""
+    """One worker's place in its job. `store` is connected on first use.
+
+    node: number of its host; shards: path of the memory for shards that the host's launcher holds, if any;
+    meeting: address and port where the job meets.
+    """
 
     rank: int
     world_size: int
@@ -36,6 +40,9 @@ class Job:
     started: float
     costs: dict[str, float] = field(default_factory=dict)
     backend: str = "gloo"
+    node: int = 0
+    shards: str | None = None
+    meeting: tuple[str, int] = ("127.0.0.1", 1)
     _store: Any = None
 
     @property
@@ -134,6 +141,9 @@ def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         started=float(env.get("OFFBEAT_SPAWNED") or begun),
         costs=costs,
         backend=_backend(on, _number("LOCAL_WORLD_SIZE", 1)),
+        node=_number("GROUP_RANK", rank // max(_number("LOCAL_WORLD_SIZE", 1), 1)),
+        shards=env.get("OFFBEAT_SHARDS"),
+        meeting=(env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1)),
     )
 
 

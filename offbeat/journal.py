@@ -10,10 +10,16 @@ start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms: what the start of 
 phase       protocol, units, progress: a protocol takes charge
 switch      from, to, units, progress; what it cost: drain_ms (what was in flight lands), meet_ms (until
             the slowest member is there), settle_ms (all hold the same), transfer_ms (to the next home)
-step        protocol, clock, units, progress, loss, lr (as applied, first group): a sample of steps
+step        protocol, clock, units, progress, loss, lr (as applied, first group): a sample of steps; under
+            shards also staleness, that of the step's push
+pushes      protocol, units, progress: a phase on shards has ended; mean_staleness and staleness, how often
+            each occurred in it ({"0": 12, "1": 40, …}, all workers); workers: a list of {rank, pushes,
+            mean_staleness, max_staleness, bound_waits, bound_wait_s (waits at SSP's bound, their seconds)}
 workers     workers: a list of {rank, clock, units, samples, busy_s, wait_s} so far
 members     epoch, members (ranks), reason
 evaluation  units, progress, values: what the script gave to `sync.log`
+diverged    rank, clock, units, loss, staleness (null where nothing was pushed), reason
+rollback    units (where it diverged), path, to_units, reason: on from a checkpoint, with BSP
 checkpoint  action (saved or restored), path, units, ms
 warning     message
 error       rank, message

@@ -14,6 +14,8 @@ from offbeat.journal import Record
 
 RECENT = 10.0
 """Seconds over which speed, waiting and the time left are judged."""
+FEW = 0.8
+"""A worker that made fewer than this share of its even part of the pushes is named."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Point:
 
 @dataclass(frozen=True)
 class View:
-    """A run as far as its journal tells. Times are seconds since the run's start."""
+    """A run as far as its journal tells. Times are seconds since the run's start. `staleness` is that of the
+    last push while shards are in charge; `pushes` and `stale` are the ended shards phases' pushes and
+    the sum of their staleness."""
 
     plan: str = ""
     workers: int = 0
@@ -37,6 +41,9 @@ class View:
     protocol: str = ""
     units: int = 0
     loss: float | None = None
+    staleness: float | None = None
+    pushes: float = 0.0
+    stale: float = 0.0
     now: Point = field(default_factory=lambda: Point(0.0))
     points: tuple[Point, ...] = ()
     began: float | None = None
@@ -65,6 +72,11 @@ class View:
         return wait / (busy + wait) if busy + wait > 0 else None
 
     @property
+    def mean_staleness(self) -> float | None:
+        """Over all pushes of the shards phases that have ended."""
+        return self.stale / self.pushes if self.pushes else None
+
+    @property
     def seconds_left(self) -> float | None:
         seconds, progress = self.now.t - self.first.t, self.now.progress - self.first.progress
         if self.now.progress >= 1:
@@ -88,6 +100,7 @@ def fold(view: View, record: Record) -> View:
             protocol=str(record.get("protocol", view.protocol)),
             units=int(number(record.get("units")) or view.units),
             loss=view.loss if record.get("loss") is None else number(record["loss"]),
+            staleness=number(record.get("staleness")),
             began=t if view.began is None else view.began,
         )
         return _at(view, t, progress=number(record.get("progress")) or view.now.progress)
@@ -98,6 +111,9 @@ def fold(view: View, record: Record) -> View:
             for name, key in (("samples", "samples"), ("busy", "busy_s"), ("wait", "wait_s"))
         }
         return _at(view, t, **totals, keep=True)
+    if kind == "pushes":
+        count, stale = pushed(record)
+        return replace(view, pushes=view.pushes + count, stale=view.stale + stale)
     if kind == "evaluation":
         return replace(view, evaluation=dict(record.get("values") or {}))
     if kind == "end":
@@ -128,8 +144,8 @@ def _at(view: View, t: float, keep: bool = False, **changes: float) -> View:
 
 
 def line(view: View) -> str:
-    """One line: progress, speed, loss, protocol, share of waiting, time left. What is not known yet is
-    left out."""
+    """One line: progress, protocol, speed, loss, staleness, share of waiting, time left. What is not known
+    yet is left out."""
     if view.now.t == 0:
         return "starting"
     waiting, left = view.waiting, view.seconds_left
@@ -138,6 +154,7 @@ def line(view: View) -> str:
         view.protocol,
         speed(view.samples_per_s, view.units_per_s),
         "" if view.loss is None else f"loss {view.loss:.4g}",
+        "" if view.staleness is None else f"staleness {view.staleness:g}",
         "" if waiting is None else f"waiting {100 * waiting:.0f}%",
         "" if left is None else f"ETA {clock(left)}",
     ]
@@ -157,23 +174,58 @@ def event(record: Record) -> str | None:
     if kind == "phase":
         progress = number(record.get("progress")) or 0.0
         return f"{100 * progress:.1f}%: {record.get('protocol')}" if progress == 0 else None
+    if kind == "pushes":
+        return _pushes(record)
+    if kind == "diverged":
+        stale = number(record.get("staleness"))
+        where = f"its step {record.get('clock')}, {record.get('units')} units"
+        where += "" if stale is None else f", staleness {stale:g}"
+        return f"diverged on rank {record.get('rank')} ({where}): {record.get('reason')}"
+    if kind == "rollback":
+        where = f"from {record.get('units')} to {record.get('to_units')} units ({record.get('path')})"
+        return f"rollback {where}, on with bsp: {record.get('reason')}"
     if kind == "warning":
         return f"warning: {record.get('message')}"
     return None
 
 
+def _pushes(record: Record) -> str:
+    """Pushes of a phase, their staleness, who made far fewer than the others, what waited at the bound."""
+    rows = record.get("workers") or []
+    count, stale = pushed(record)
+    if not count:
+        return f"{record.get('protocol')}: no pushes"
+    most = max(number(row.get("max_staleness")) or 0.0 for row in rows)
+    staleness = f"staleness {stale / count:.1f} on average, {most:g} at most"
+    text = f"{record.get('protocol')}: {count:,.0f} pushes, {staleness}"
+    slowest = min(rows, key=lambda row: number(row.get("pushes")) or 0.0)
+    share = (number(slowest.get("pushes")) or 0.0) / count
+    if share < FEW / len(rows):
+        text += f"; rank {slowest.get('rank')} made {100 * share:.0f}% of them"
+    waits, seconds = (sum(number(row.get(f"bound_wait{end}")) or 0.0 for row in rows) for end in ("s", "_s"))
+    return text + (f"; {waits:,.0f} waits at the bound, {seconds:.1f} s" if waits else "")
+
+
+def pushed(record: Record) -> tuple[float, float]:
+    """Pushes in a `pushes` record, and the sum of their staleness."""
+    count = sum(number(row.get("pushes")) or 0.0 for row in record.get("workers") or [])
+    return count, count * (number(record.get("mean_staleness")) or 0.0)
+
+
 def summary(view: View) -> str:
-    """The run's end in a few lines: time, speed, waiting, loss, last evaluation."""
+    """The run's end in a few lines: time, speed, waiting, staleness, loss, last evaluation."""
     if view.end is None:
         return f"stopped at {100 * view.now.progress:.1f}% of {view.plan}" if view.plan else "no run recorded"
     end = view.end
     seconds, samples, units, waiting, loss = (
         number(end.get(key)) for key in ("seconds", "samples_per_s", "units", "waiting", "loss")
     )
+    stale = view.mean_staleness
     parts = [
         "" if seconds is None else f"{clock(seconds, precise=True)}",
         speed(samples, units / seconds if units and seconds else None),
         "" if waiting is None else f"waiting {100 * waiting:.1f}%",
+        "" if stale is None else f"mean staleness {stale:.1f}",
         "" if loss is None else f"final loss {loss:.4g}",
     ]
     text = f"{view.plan} on {view.workers} workers: " + ", ".join(part for part in parts if part)

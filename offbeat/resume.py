@@ -37,15 +37,16 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     OSError or CheckpointError on all that call it."""
     begun = time.perf_counter()
     worker = sync.worker
-    mine = {"rank": worker.rank, "random": random_state(), "data": sync.data_position()}
     if sync.done and worker.rank != worker.members[0]:
         return
 
-    def gather(text: str) -> list[str]:
+    def gather(text: str, event: Event = Event.SAVED) -> list[str]:
         # After the end all hold the same, and rank 0 alone may save, as under DDP.
-        return [text] if sync.done else worker.team.gather(Event.SAVE, text)
+        return [text] if sync.done else worker.team.gather(event, text)
 
-    rows = [json.loads(text) for text in gather(json.dumps(mine)) if text]  # one that leaves says nothing
+    rows = [
+        json.loads(text) for text in gather(row(sync), Event.SAVE) if text
+    ]  # one that leaves says nothing
     unreadable, failure = "", ""
     if worker.rank == rows[0]["rank"]:
         rest = {
@@ -87,6 +88,11 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     )
 
 
+def row(sync: Synchronizer) -> str:
+    """What one worker adds to a checkpoint."""
+    return json.dumps({"rank": sync.worker.rank, "random": random_state(), "data": sync.data_position()})
+
+
 def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     """Takes the job's state from `path`, which only the first member reads; every member calls it.
     Raises CheckpointError on all of them, before anything has been changed."""
@@ -116,6 +122,7 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
     for optimizer, settings in zip(state.optimizers, groups, strict=True):
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             group.update(values)
+    worker.drop()
     receive(worker.epoch, state, first)
     worker.set_position(rest["position"])
     worker.schedules.load_state_dict(rest["schedules"])

@@ -53,7 +53,11 @@ class Screen:
         for record in records:
             self.view = live.fold(self.view, record)
             text = live.event(record)
-            if text and not self.quiet and (self._live is None or record["type"] == "warning"):
+            if (
+                text
+                and not self.quiet
+                and (self._live is None or record["type"] in ("warning", "diverged", "rollback"))
+            ):
                 self.note(self._label + text)
         now = time.monotonic()
         if self.quiet or now < self._next:

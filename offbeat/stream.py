@@ -35,6 +35,10 @@ class Stream(ABC):
         """What a resumed run needs to go on from here; None when the job's units tell it."""
         return None
 
+    def prepare(self) -> None:
+        """There is time to fetch the next batch."""
+        return
+
     def close(self) -> None:
         """Lets go of what fetches ahead."""
         return
@@ -103,6 +107,10 @@ class _Dealt(Stream):
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
             for number, part in enumerate(parts):
                 yield from sync.lend(part, samples_in(part), number == len(parts) - 1, dealt=True)
+
+    def prepare(self) -> None:
+        if self._units is not None:
+            self._units.prepare()
 
     def close(self) -> None:
         if self._units is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,29 @@ from torch.utils.data import DataLoader
 
 from offbeat import backward, checkpoint, exits, job
 from offbeat.checkpoint import CheckpointError
-from offbeat.checks import WIRES, check_parts, length_of, modules_of, plan_of, share_of, wire_of
-from offbeat.cluster.replicas import ReplicaWorker
+from offbeat.checks import (
+    WIRES,
+    check_parts,
+    length_of,
+    modules_of,
+    on_diverge_of,
+    plan_of,
+    share_of,
+    wire_of,
+)
+from offbeat.cluster.real import RealWorker
 from offbeat.cluster.state import State
 from offbeat.course import Course
+from offbeat.cut import way_of
 from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
 from offbeat.plan import check as plan_check
-from offbeat.protocols import Protocol
-from offbeat.resume import restore, save
+from offbeat.plan import phases
+from offbeat.protocols import BSP, Protocol
+from offbeat.resume import restore, row, save
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
+from offbeat.watchman import Watchman
 
 
 class Synchronizer:
@@ -41,6 +54,10 @@ class Synchronizer:
         Or `epochs`, passes over what `batches` is given.
     lr_reference, warmup, momentum: the configuration policy at switches (`offbeat.hyper.Configuration`).
     wire: "bf16" sends gradients and changes of parameters in half the bytes.
+    cut: how asp and ssp cut the parameters into shards: "elements" or "tensors" (`offbeat.cut`); by
+        default elements for the optimizers of torch.optim that are element-wise, tensors for all others.
+    on_diverge: "raise" `Diverged` (default), "rollback" to the last `save` and go on with bsp (under asp and
+        ssp), or "ignore", which warns. `--on-diverge` overrides it.
 
     Use it as a context manager, or call `close`, where the loop may stop before the total is done.
     Models that train together (a GAN's two) belong into one Synchronizer, with all their optimizers: of
@@ -61,6 +78,8 @@ class Synchronizer:
         warmup: float = 0.0,
         momentum: str = "keep",
         wire: str | None = None,
+        cut: str | None = None,
+        on_diverge: str = "raise",
     ):
         modules = modules_of(model)
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -72,12 +91,14 @@ class Synchronizer:
         if total is not None:
             plan_check(self.plan, total)
         wire = wire_of(wire)
+        on_diverge = on_diverge_of(on_diverge)
+        way_of(optimizers, cut)
 
         here = job.current()
         keeps = here.rank == 0 and here.out is not None
         self.journal = Journal(here.out / "journal.jsonl" if keeps and here.out else None, here.started)
         self._store = _own_store(here.store)
-        self.worker = ReplicaWorker(
+        self.worker = RealWorker(
             here.rank,
             here.world_size,
             here.device,
@@ -87,17 +108,30 @@ class Synchronizer:
             config,
             WIRES[wire],
             self.journal,
+            here=here,
+            cut=cut,
         )
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = here.seed
         self._everies: dict[str, int] = {}
+        self._steps = 0  # calls of step()
+        self._answered = 0  # units up to which every() was answered by somebody, under asp and ssp
         self._every_from = 0.0
         self._inside_consensus = False
         self._closed = self._failed = False
-        self._settings = {"lr_reference": lr_reference, "momentum": momentum, "wire": wire}
+        self._settings = {
+            "lr_reference": lr_reference,
+            "momentum": momentum,
+            "wire": wire,
+            "on_diverge": on_diverge,
+        }
         self._telemetry = Telemetry(self.worker, self._store, here, self.journal)
         self.worker.after_step = self._telemetry.step
+        self.worker.on_ticket = self._prepare_batch
+        self.worker.on_commit = self._committed
+        self.worker.row = lambda: row(self)
+        self._watchman = Watchman(self, on_diverge)
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
         exits.watch(self)
@@ -202,7 +236,10 @@ class Synchronizer:
             self._telemetry.meet_scaler(scaler)
         if scaler is not None:
             self.worker.scaler = scaler
-        self._course.advance()
+        self._steps += 1
+        with self._watchman:
+            self._watchman.look(self._telemetry)
+            self._course.advance()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -216,21 +253,25 @@ class Synchronizer:
 
     def every(self, text: str) -> bool:
         """True once in each `text` of the job, such as "5%" or "500u" (units), and at its end; the same
-        on every worker, so it may stand before what joins them. Ask it once per step.
+        on every worker, so it may stand before what joins them. Ask it once per step. Under asp and ssp
+        each worker is told when it comes there; one that was elsewhere when a phase ended isn't told of
+        what the others were told before.
 
         Raises ValueError for another text."""
         share = share_of(text, self.total)
         done = min(self.progress, 1.0) / share
         count = math.ceil(done - 1e-9) if self.done else math.floor(done + 1e-9)
         before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
+        if self._answered and self.total:
+            before = max(before, math.ceil(self._answered / self.total / share - 1e-9) - 1)
         self._everies[text] = max(count, before)
         return count > before
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:
-        """Inside, the model holds the members' mean (parameters and floating-point buffers), whatever
-        the protocol; afterwards what it held before, to the bit. All members must enter it together:
-        `sync.every` tells all the same."""
+        """Inside, the model holds the members' mean (parameters and floating-point buffers); afterwards
+        what it held before, to the bit. All members must enter it together: `sync.every` tells all the
+        same. Under asp and ssp it holds the shards' newest parameters, and nobody waits for anybody."""
         if self.done or self._inside_consensus:
             yield
             return
@@ -291,13 +332,15 @@ class Synchronizer:
             raise RuntimeError(
                 "sync.save() between backward() and sync.step() would lose the gradient: save after"
             )
-        self._course.drain()
-        try:
-            save(self, Path(path), also or {})
-        except (OSError, CheckpointError):
+        with self._watchman:
+            self._course.drain()
+            try:
+                save(self, Path(path), also or {})
+            except (OSError, CheckpointError):
+                self._course.resume()
+                raise
+            self._watchman.saved(Path(path), also or {})
             self._course.resume()
-            raise
-        self._course.resume()
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
@@ -312,9 +355,8 @@ class Synchronizer:
         except CheckpointError:
             self._course.resume()
             raise
-        self._everies, self._every_from = {}, 0.0
-        if self.total is not None:
-            self._every_from = self.progress
+        self._restart()
+        self._watchman.saved(Path(path), also or {})
         self._course.resume()
 
     def close(self) -> None:
@@ -331,6 +373,7 @@ class Synchronizer:
         backward.ignore(self)
         self.worker.reducer.remove()
         self.worker.averager.release()
+        self.worker.release()
         self._telemetry.close()
         self.journal.close()
         exits.forget(self)
@@ -354,9 +397,7 @@ class Synchronizer:
 
     def next_units(self, count: int) -> Sequence[int]:
         """Numbers of the next `count` units that are this worker's, as long as the members stay."""
-        members = self.worker.members
-        first = self.units + members.index(self.worker.rank)
-        return range(first, first + count * len(members), len(members))
+        return self.worker.next_units(count)
 
     def length_is(self, units: Callable[[float], int]) -> None:
         """With epochs=, the job's length in units is known when its data is."""
@@ -373,14 +414,14 @@ class Synchronizer:
 
     def lend(self, batch: Any, samples: int, last: bool, dealt: bool) -> Iterator[Any]:
         """Gives the loop one micro-batch, and sees to it that the unit's last one ends in a step."""
-        clock = self.worker.clock
+        steps = self._steps
         self._telemetry.batch_samples += samples
         self.worker.reducer.hold = not last
         try:
             yield batch
         finally:
             self.worker.reducer.hold = False
-        if dealt and last and not self.done and self.worker.clock == clock:
+        if dealt and last and not self.done and self._steps == steps:
             raise RuntimeError(
                 "every batch of sync.batches(...) is one unit and ends in one sync.step(), which was not "
                 "called: to accumulate gradients over several, use sync.batches(..., micro_batches=k)"
@@ -390,9 +431,51 @@ class Synchronizer:
 
     def _begin(self, total: int) -> None:
         """The length is known: the plan begins."""
+        plan_check(self.plan, total)
+        self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self._settings)
+        self._warn_of_a_cold_start(total)
         self._every_from = self.worker.units / total
         self._course.begin(total)
+
+    def _warn_of_a_cold_start(self, total: int) -> None:
+        first = phases(self.plan)[0][0]
+        momentum = [g.get("momentum", 0) for o in self.worker.state.optimizers for g in o.param_groups]
+        if first.home == "shards" and any(momentum) and job.world_size() > 1 and not self.units:
+            self.warn(
+                f"{first} from the job's first step with momentum {max(momentum)}: early on, stale gradients "
+                f'make training unstable (Sync-Switch); begin with BSP, as in "bsp:12.5% {first}", or '
+                f"without momentum"
+            )
+
+    def warn(self, message: str) -> None:
+        """Says it once, and in the journal."""
+        self.journal.record("warning", message=message)
+        if job.rank() == 0:
+            print(f"offbeat: warning: {message}", file=sys.stderr, flush=True)
+
+    def _restart(self) -> None:
+        """The job is somewhere else now."""
+        self._everies, self._every_from, self._answered = {}, 0.0, 0
+        if self.total is not None:
+            self._every_from = self.progress
+
+    def go_back(self, path: Path, also: Mapping[str, checkpoint.Stateful]) -> None:
+        """All workers return to a checkpoint of this job and go on with BSP."""
+        self.plan = BSP()
+        self.worker.clear_gradients()
+        self._course.abandon(self.plan)
+        restore(self, path, also)
+        self._restart()
+        self._course.resume()
+
+    def _prepare_batch(self) -> None:
+        if self._stream is not None:
+            self._stream.prepare()
+
+    def _committed(self, units: int) -> None:
+        """An asynchronous phase, or a part of it, is settled."""
+        self._answered = units
 
     def _check_step(self) -> None:
         worker, state, reducer = self.worker, self.worker.state, self.worker.reducer
@@ -423,6 +506,7 @@ class Synchronizer:
         backward.ignore(self)
         exits.relax(self)
         self.worker.reducer.remove()
+        self.worker.release()
         self._telemetry.end()
 
     def fail(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import offbeat
-from offbeat.cluster.replicas import ReplicaWorker
+from offbeat.cluster.real import RealWorker
 from offbeat.cluster.state import collect
 from offbeat.job import Job
 from offbeat.journal import Journal
@@ -29,7 +29,7 @@ class Telemetry:
     """One worker's part in the journal. Every worker puts its summary into the store once a second; rank
     0 writes all of them down."""
 
-    def __init__(self, worker: ReplicaWorker, store: Any, job: Job, journal: Journal):
+    def __init__(self, worker: RealWorker, store: Any, job: Job, journal: Journal):
         self._worker, self._store, self._job, self._journal = worker, store, job, journal
         self._loss: torch.Tensor | None = None
         self._partial: torch.Tensor | None = None
@@ -63,6 +63,8 @@ class Telemetry:
             **settings,
         )
         costs = {**job.costs, "rendezvous_ms": worker.rendezvous_ms, "broadcast_ms": worker.broadcast_ms}
+        if worker.shards_ms is not None:
+            costs["shards_ms"] = worker.shards_ms
         self._journal.record("start", **{name: round(ms, 3) for name, ms in costs.items()})
 
     def backward(self, roots: Any) -> None:
@@ -101,6 +103,7 @@ class Telemetry:
         now = time.perf_counter()
         if now >= self._sample_due and self._journal.path is not None:
             self._sample_due = now + SAMPLE
+            stale = {} if worker.staleness is None else {"staleness": worker.staleness}
             self._journal.record(
                 "step",
                 protocol=str(worker.protocol),
@@ -109,6 +112,7 @@ class Telemetry:
                 progress=round(worker.progress, 6),
                 loss=self.loss,
                 lr=float(worker.meter.lr),
+                **stale,
             )
 
     def _gather(self) -> None:

@@ -11,14 +11,17 @@ import pytest
 import offbeat
 
 PUBLIC = [
+    "ASP",
     "BSP",
     "CheckpointError",
     "DaSGD",
+    "Diverged",
     "Handle",
     "LocalSGD",
     "PeerLost",
     "PlanError",
     "Protocol",
+    "SSP",
     "Switch",
     "Synchronizer",
     "Worker",

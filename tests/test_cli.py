@@ -11,7 +11,7 @@ import pytest
 from commands import Command
 from typer.testing import CliRunner
 
-from offbeat.cli import app, slug, split_plans, split_words, units
+from offbeat.cli import PLANS, app, slug, split_plans, split_words, units
 
 ROOT = Path(__file__).parent.parent
 KNOWN = {"-n": True, "--workers": True, "--plan": True, "--quiet": False, "-q": False, "--help": False}
@@ -22,7 +22,7 @@ import json, os, sys
 from pathlib import Path
 plan = os.environ.get("OFFBEAT_PLAN", "bsp")
 if os.environ["RANK"] == "0":
-    print("script says", sys.argv[1:])
+    print("script says", sys.argv[1:], *filter(None, [os.environ.get("OFFBEAT_ON_DIVERGE")]))
     rows = [
         {"type": "run", "t": 0, "plan": plan, "workers": 2, "total": 100, "batch_size": 8},
         {"type": "phase", "t": 1, "protocol": plan, "units": 0, "progress": 0.0},
@@ -103,6 +103,7 @@ def test_no_units(text: str) -> None:
 
 def test_plans_are_split_and_written_in_one_way() -> None:
     assert split_plans(" bsp ;local( period = 4 );; bsp:50% dasgd;") == ["bsp", "local", "bsp:50% dasgd"]
+    assert split_plans(PLANS) == ["bsp", "local", "dasgd", "bsp:12.5% dasgd", "asp", "bsp:12.5% asp"]
     assert slug("bsp:12.5% dasgd(period=4,delay=2)") == "bsp-12.5-dasgd-period-4-delay-2"
 
 
@@ -113,6 +114,8 @@ def test_plans_are_split_and_written_in_one_way() -> None:
         (["run", "none.py"], "there is no script none.py"),
         (["run", "job.py", "--total", "0"], "--total 0"),
         (["run", "job.py", "--wire", "fp8"], "valid are bf16 and fp32"),
+        (["run", "job.py", "--on-diverge", "stop"], "valid are raise, rollback and ignore"),
+        (["compare", "job.py", "--on-diverge", "stop"], "--on-diverge stop: valid are raise"),
         (["run", "job.py", "--plan", "bspp"], "did you mean 'bsp'"),
         (["run", "job.py", "--nnodes", "2"], "--rdzv-endpoint"),
         (["run", "--plam", "bsp", "job.py"], "did you mean --plan"),
@@ -145,6 +148,13 @@ def test_run_from_end_to_end() -> None:
         f"offbeat: run directory: {run}",
     ]
     assert all(line.startswith("offbeat: ") for line in lines)
+
+
+@pytest.mark.parametrize("how", ["raise", "rollback", "ignore"])
+def test_on_diverge_reaches_the_workers(how: str) -> None:
+    assert Command("run", "job.py", "-q", "--on-diverge", how).end() == (0, f"script says [] {how}\n", "")
+    words = ["job.py", "-q", "--on-diverge", how, "--plans", "bsp", "--all-output"]
+    assert f"[0] script says [] {how}\n" in Command("compare", *words).end()[1]
 
 
 def test_quiet_leaves_the_script_alone() -> None:

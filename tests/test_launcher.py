@@ -90,7 +90,14 @@ def until(condition: Callable[[], bool], limit: float = 60) -> None:
 
 def test_workers_see_the_contract() -> None:
     spec = LaunchSpec(
-        script(REPORT), ("--lr", "0.1", "a b", ""), workers=3, plan="bsp", total=640, seed=7, wire="bf16"
+        script(REPORT),
+        ("--lr", "0.1", "a b", ""),
+        workers=3,
+        plan="bsp",
+        total=640,
+        seed=7,
+        wire="bf16",
+        on_diverge="rollback",
     )
     outcome, _, out = launch(spec)
     assert outcome == Outcome(0)
@@ -107,6 +114,8 @@ def test_workers_see_the_contract() -> None:
         assert (env["MASTER_ADDR"], int(env["MASTER_PORT"]) > 0) == ("127.0.0.1", True)
         assert (env["OFFBEAT_PLAN"], env["OFFBEAT_TOTAL"]) == ("bsp", "640")
         assert (env["OFFBEAT_SEED"], env["OFFBEAT_WIRE"]) == ("7", "bf16")
+        assert env["OFFBEAT_ON_DIVERGE"] == "rollback"
+        assert env["OFFBEAT_SHARDS"].startswith(f"/proc/{os.getpid()}/fd/")
         assert env["OFFBEAT_OUT"] == str(out)
         assert Path(env["OFFBEAT_OUT"]).is_absolute()
         assert int(env["OFFBEAT_LAUNCHER"]) == os.getpid()
@@ -119,7 +128,8 @@ def test_what_was_not_asked_is_not_in_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     _, _, out = launch(LaunchSpec(script(REPORT)))
     env = json.loads((out / "seen-0.json").read_text())["env"]
-    assert not {"OFFBEAT_PLAN", "OFFBEAT_TOTAL", "OFFBEAT_SEED", "OFFBEAT_WIRE"} & set(env)
+    settings = ["PLAN", "TOTAL", "SEED", "WIRE", "ON_DIVERGE"]
+    assert not {f"OFFBEAT_{name}" for name in settings} & set(env)
     assert env["OMP_NUM_THREADS"] == "3"
 
 
@@ -135,6 +145,45 @@ def test_workers_reach_the_store() -> None:
         ]
     )
     assert launch(LaunchSpec(script(text), workers=2))[0].code == 0
+
+
+# Rank 1 gives the shards a size and writes, and is gone before rank 0 reads.
+SHARES = """
+import mmap, os, time
+from pathlib import Path
+out = Path(os.environ["OFFBEAT_OUT"])
+if os.environ["RANK"] == "1":
+    with open(os.environ["OFFBEAT_SHARDS"], "r+b") as file:
+        file.truncate(1 << 24)
+        mmap.mmap(file.fileno(), 1 << 24)[-5:] = b"hello"
+    os._exit(0)
+while os.stat(os.environ["OFFBEAT_SHARDS"]).st_size == 0:
+    time.sleep(0.01)
+with open(os.environ["OFFBEAT_SHARDS"], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 1 << 24)
+    while memory[-5:] != b"hello":
+        time.sleep(0.01)
+    (out / "linked").write_text(os.readlink(os.environ["OFFBEAT_SHARDS"]))
+"""
+
+
+def test_the_launcher_holds_the_memory_of_the_shards() -> None:
+    def held() -> list[str]:
+        files = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [os.readlink(file) for file in files if file.is_symlink()]
+
+    before = held()
+    outcome, _, out = launch(LaunchSpec(script(SHARES), workers=2))
+    assert outcome == Outcome(0)
+    assert (out / "linked").read_text().startswith("/memfd:offbeat-shards")
+    assert sum("offbeat-shards" in file for file in held()) == sum("offbeat-shards" in f for f in before) == 0
+
+
+def test_a_platform_without_memory_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    outcome, _, out = launch(LaunchSpec(script(REPORT)))
+    assert outcome == Outcome(0)
+    assert "OFFBEAT_SHARDS" not in json.loads((out / "seen-0.json").read_text())["env"]
 
 
 def test_output_goes_to_files_and_rank_0_is_shown() -> None:
@@ -220,6 +269,7 @@ def test_an_abandoned_launcher_stops_its_workers() -> None:
         ({"endpoint": "nowhere"}, "'nowhere'"),
         ({"total": 0}, "--total 0"),
         ({"wire": "fp8"}, "valid are bf16 and fp32"),
+        ({"on_diverge": "stop"}, "--on-diverge stop: valid are raise, rollback and ignore"),
         ({"rdzv_timeout": 0}, "--rdzv-timeout 0"),
         ({"rdzv_timeout": float("nan")}, "--rdzv-timeout nan"),
         ({"script": "none.py"}, "there is no script none.py"),
@@ -329,7 +379,10 @@ def test_a_failure_ends_all_hosts(hosts: Callable[..., Command], counts: tuple[i
 def test_a_host_that_does_not_come(hosts: Callable[..., Command]) -> None:
     port, path = free_port(), script("pass")
     both = [
-        hosts(*several(node, port, 4), path, "--rdzv-timeout", limit, "--plan", "bsp", "--", "-x", "a b")
+        hosts(
+            *several(node, port, 4),
+            *(path, "--rdzv-timeout", limit, "--plan", "bsp", "--on-diverge", "ignore", "--", "-x", "a b"),
+        )
         for node, limit in ((0, 3), (2, 60))
     ]
     for host in both:
@@ -338,7 +391,7 @@ def test_a_host_that_does_not_come(hosts: Callable[..., Command]) -> None:
         assert err.count("\n") == 1
         assert "node ranks 1, 3 of 4 did not come" in err
         assert f"--nnodes 4 --node-rank 1 --rdzv-endpoint 127.0.0.1:{port} -n 1 --plan" in err
-        assert "job.py -- -x 'a b'" in err
+        assert "--on-diverge ignore job.py -- -x 'a b'" in err
 
 
 @pytest.mark.parametrize(
@@ -347,6 +400,7 @@ def test_a_host_that_does_not_come(hosts: Callable[..., Command]) -> None:
         (["--node-rank", 1], "--node-rank 1 is taken by"),
         (["--nnodes", 4], "--nnodes differs between the hosts: 4 on node 2"),
         (["--plan", "local"], "--plan differs between the hosts: 'local' on node 2"),
+        (["--on-diverge", "ignore"], "--on-diverge differs between the hosts: 'ignore' on node 2"),
         (["other.py"], "SCRIPT differs between the hosts: 'other.py' on node 2"),
     ],
 )

@@ -39,6 +39,18 @@ STEADY = [
         workers(2.0 + second, 200 * second, 1.5 * second, 0.5 * second),
     )
 ]
+
+
+def pushes(t: float, *each: int, mean: float = 3.0, most: int = 9, **wait: float) -> Record:
+    """The end of a phase on shards, in which rank r made `each[r]` pushes."""
+    rows = [
+        {"rank": rank, "pushes": count, "mean_staleness": mean, "max_staleness": most - rank, **wait}
+        for rank, count in enumerate(each)
+    ]
+    where = {"protocol": "asp", "units": 200, "progress": 1.0}
+    return row("pushes", t, **where, mean_staleness=mean, staleness={"3": sum(each)}, workers=rows)
+
+
 END = row("end", 12.0, seconds=10.0, units=200, samples=2000, samples_per_s=200.0, waiting=0.25, loss=0.1)
 
 
@@ -75,9 +87,20 @@ def test_a_loss_that_is_no_number() -> None:
     assert "loss nan" in live.line(view)
 
 
+def test_staleness_stands_in_the_line_while_shards_are_in_charge() -> None:
+    step = row("step", 6.0, protocol="asp", units=80, progress=0.4, loss=0.2, staleness=4)
+    assert "  asp  200 samples/s  loss 0.2  staleness 4  waiting 25%" in live.line(
+        live.view([*START, *STEADY, step])
+    )
+    back = row("phase", 8.0, protocol="bsp", units=120, progress=0.6)
+    assert "staleness" not in live.line(live.view([*START, *STEADY, step, back]))
+
+
 def test_unknown_and_incomplete_records_are_harmless() -> None:
-    strange = [row("novel", 1.0), {"type": "step"}, {"type": "workers", "t": 1}, {"type": "end"}]
+    kinds = ["step", "pushes", "diverged", "rollback", "end"]
+    strange = [row("novel", 1.0), {"type": "workers", "t": 1}, *({"type": kind} for kind in kinds)]
     assert live.view(START + strange).plan == "bsp:50% local"
+    assert sum(live.event(record) is not None for record in strange) == 3
 
 
 def test_lines_of_their_own() -> None:
@@ -87,6 +110,22 @@ def test_lines_of_their_own() -> None:
     assert live.event(START[1]) == "0.0%: bsp"
     assert live.event(row("warning", 1.0, message="odd")) == "warning: odd"
     assert live.event(STEADY[0]) is None
+    assert live.event(pushes(9.0, 600, 604)) == "asp: 1,204 pushes, staleness 3.0 on average, 9 at most"
+    assert live.event(pushes(9.0, 45, 43, 12, bound_waits=2, bound_wait_s=0.5)) == (
+        "asp: 100 pushes, staleness 3.0 on average, 9 at most; rank 2 made 12% of them; "
+        "6 waits at the bound, 1.5 s"
+    )
+    diverged = {"rank": 2, "clock": 31, "units": 120, "loss": "nan", "reason": "the loss is nan"}
+    assert live.event(row("diverged", 8.0, **diverged, staleness=7)) == (
+        "diverged on rank 2 (its step 31, 120 units, staleness 7): the loss is nan"
+    )
+    assert live.event(row("diverged", 8.0, **diverged, staleness=None)) == (
+        "diverged on rank 2 (its step 31, 120 units): the loss is nan"
+    )
+    rollback = {"units": 120, "path": "a.pt", "to_units": 100, "reason": "the loss is nan"}
+    assert live.event(row("rollback", 9.0, **rollback)) == (
+        "rollback from 120 to 100 units (a.pt), on with bsp: the loss is nan"
+    )
 
 
 def test_summary() -> None:
@@ -94,6 +133,10 @@ def test_summary() -> None:
     assert live.summary(live.view([*START, *STEADY, evaluation, END])) == (
         "bsp:50% local on 2 workers: 10.0 s, 200 samples/s, waiting 25.0%, final loss 0.1\n"
         "last evaluation: accuracy 0.9312, n 3"
+    )
+    phases = [pushes(9.0, 30, 30, mean=1.0), pushes(11.0, 10, 10, mean=5.0)]
+    assert "waiting 25.0%, mean staleness 2.0, final loss 0.1" in live.summary(
+        live.view([*START, *STEADY, *phases, END])
     )
     assert live.line(live.view([*START, *STEADY, END])).startswith("100.0%")
     assert live.summary(live.view(START + STEADY)) == "stopped at 40.0% of bsp:50% local"
@@ -197,24 +240,44 @@ def test_compare_uses_the_worst_plans_best_accuracy() -> None:
     assert json.loads(json.dumps(result.as_json(), allow_nan=False))["plans"][1]["loss"] == "nan"
 
 
+def shown(*runs: Run) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(table(compare(runs)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_staleness_is_weighted_by_pushes_and_has_a_column_only_then() -> None:
+    bsp, asp = run("bsp", 10.0, []), run("asp:10% bsp:50% asp", 5.0, [])
+    stale = Run(asp.plan, [*asp.records, pushes(3.0, 30, 30, mean=1.0), pushes(9.0, 15, 5, mean=5.0)])
+    idle = Run("bsp:100% asp", [*bsp.records, pushes(9.0, 0, 0, mean=0.0)])
+    result = compare([bsp, stale, idle])
+    assert [one.staleness for one in result.rows] == [None, 2.0, None]
+    assert [one["staleness"] for one in result.as_json()["plans"]] == [None, 2.0, None]
+    failed = Run("ssp", START, error="rank 1 failed")
+    lines = shown(bsp, stale, failed).splitlines()
+    head = next(line for line in lines if "waiting" in line)
+    assert head.index("waiting") < head.index("staleness") < head.index("final loss")
+    edge = head.index("staleness") + len("staleness")
+    under = {line.strip().split("  ")[0]: line[:edge].split()[-1] for line in lines if line.strip()}
+    assert (under["bsp"], under[stale.plan]) == ("–", "2.0")
+    assert "staleness" not in shown(bsp, asp, failed)
+
+
 def test_a_failed_plan_has_a_row_and_no_say() -> None:
     failed = Run("local", [*START, row("evaluation", 3, values={"accuracy": 0.1})], error="rank 1 failed")
     result = compare([failed, Run("asp", START), run("bsp", 10.0, [(2, 0.5)])])
     assert result.target == 0.5
     assert [one.error for one in result.rows] == ["rank 1 failed", "it did not end", None]
     assert result.rows[2].relative is None
-    console = Console(file=io.StringIO(), width=120)
-    console.print(table(result))
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count("failed") == 2
+    assert shown(failed, Run("asp", START), run("bsp", 10.0, [(2, 0.5)])).count("failed") == 2
 
 
 def test_plans_without_evaluations() -> None:
     result = compare([run("bsp", 10.0, []), run("local", 8.0, [])])
     assert result.target is None
     assert [(one.accuracy, one.to_target) for one in result.rows] == [(None, None)] * 2
-    console = Console(file=io.StringIO(), width=120)
-    console.print(table(result))
+    assert "time to the target" in shown(run("bsp", 10.0, []), run("local", 8.0, []))
 
 
 def test_units_stand_in_for_samples_that_nobody_counted() -> None:

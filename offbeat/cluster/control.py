@@ -28,6 +28,10 @@ class Event(IntEnum):
     RESTORE = 7
     LENGTH = 8
     LEAVE = 9
+    IDLE = 10
+    CUT = 11
+    SAVED = 12
+    ROLLBACK = 13
 
     @property
     def call(self) -> str:
@@ -42,10 +46,14 @@ class Event(IntEnum):
             Event.RESTORE: "restore()",
             Event.LENGTH: "batches()",
             Event.LEAVE: "close()",
+            Event.IDLE: "step(), at the end of its phase",
+            Event.CUT: "step(), at the beginning of a phase",
+            Event.SAVED: "save()",
+            Event.ROLLBACK: "step(), going back to a checkpoint",
         }[self]
 
 
-COMMITS = (Event.REDUCE, Event.AVERAGE, Event.SETTLE)
+COMMITS = (Event.REDUCE, Event.AVERAGE, Event.SETTLE, Event.IDLE)
 """Events after which a leaving worker's last step is in the members' state: it may go then."""
 
 _FIELDS = struct.Struct("<qqqqdqq")
@@ -74,6 +82,11 @@ class Word:
     def leaving(self) -> bool:
         return self.event == Event.LEAVE
 
+    @property
+    def passive(self) -> bool:
+        """Whether it waits for what others begin: it leaves, or is through with an asynchronous phase."""
+        return self.event in (Event.LEAVE, Event.IDLE)
+
     def to_bytes(self, parameters: int) -> bytes:
         fields = (self.event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
         return _FIELDS.pack(*fields) + self.unused.to_bytes((parameters + 7) // 8, "little")
@@ -88,8 +101,15 @@ class Word:
 class Exchange:
     """An exchange under way. `read` waits for the words, one per member in their order."""
 
-    def __init__(self, epoch: Epoch, word: Word, parameters: int, on_read: Callable[[Exchange], None]):
-        self.epoch, self._on_read = epoch, on_read
+    def __init__(
+        self,
+        epoch: Epoch,
+        word: Word,
+        parameters: int,
+        on_read: Callable[[Exchange], None],
+        apart: bool = False,
+    ):
+        self.epoch, self._on_read, self._apart = epoch, on_read, apart
         self._words: list[Word] | None = None
         # The sender's row must live until the exchange is over.
         self._row = torch.frombuffer(bytearray(word.to_bytes(parameters)), dtype=torch.uint8)
@@ -99,7 +119,7 @@ class Exchange:
         if self._words is None:
             self._work.wait()
             self._words = [Word.from_bytes(row.numpy().tobytes()) for row in self._rows]
-            _agree(self.epoch, self._words)
+            _agree(self.epoch, self._words, self._apart)
             self._on_read(self)
         return self._words
 
@@ -107,12 +127,24 @@ class Exchange:
         """The words of the members that go on."""
         return [word for word in self.read() if not word.leaving]
 
+    def event(self) -> Event:
+        """What the members are in: that of those who begin something, else what the others wait for."""
+        words = self.read()
+        if any(word.event == Event.ROLLBACK for word in words):
+            return Event.ROLLBACK
+        for found in ([w for w in words if not w.passive], self.staying(), words):
+            if found:
+                return found[0].event
+        raise AssertionError("an epoch has members")
 
-def _agree(epoch: Epoch, words: list[Word]) -> None:
+
+def _agree(epoch: Epoch, words: list[Word], apart: bool) -> None:
+    if any(word.event == Event.ROLLBACK for word in words):
+        return
     seen: dict[tuple[Event, int], int] = {}
     for rank, word in zip(epoch.members, words, strict=True):
-        if not word.leaving:
-            seen.setdefault((word.event, word.clock), rank)
+        if not word.passive:
+            seen.setdefault((word.event, 0 if apart else word.clock), rank)
     if len(seen) > 1:
         (one, one_rank), (two, two_rank) = list(seen.items())[:2]
         raise RuntimeError(

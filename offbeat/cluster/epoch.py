@@ -104,6 +104,20 @@ class Epoch:
         work = self._start("an exchange", "control", row, lambda g: g._allgather_base(rows.view(-1), row))
         return rows, work
 
+    def check(self) -> None:
+        """Raises PeerLost when a member has gone: for workers that wait for each other in other ways."""
+        for fd, inode in self._sockets:
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                try:
+                    with socket.socket(fileno=os.dup(fd)) as connection:
+                        there = os.fstat(connection.fileno()).st_ino == inode
+                        gone = there and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                except ConnectionError:
+                    gone = True
+                if gone:
+                    self.close()
+                    raise PeerLost(f"a worker went away (members {list(self.members)})")
+
     def close(self) -> None:
         """Shuts the epoch's connections, so that every member waiting in one of its collectives learns
         at once that the epoch is over (gloo tells only the neighbours of a worker that died)."""

@@ -127,6 +127,7 @@ class Hosts:
             "--total": spec.total,
             "--seed": spec.seed,
             "--wire": spec.wire,
+            "--on-diverge": spec.on_diverge,
         }
 
     def _compare(self, job: dict[str, Any]) -> None:
@@ -151,11 +152,13 @@ class Hosts:
         if not missing:
             return "node 0 does not begin"
         plan = f' --plan "{spec.plan}"' if spec.plan else ""
-        more = "".join(
-            f" --{name} {value}"
-            for name, value in (("total", spec.total), ("seed", spec.seed), ("wire", spec.wire))
-            if value is not None
-        )
+        given = {
+            "total": spec.total,
+            "seed": spec.seed,
+            "wire": spec.wire,
+            "on-diverge": spec.on_diverge,
+        }
+        more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
         # Behind "--" every word is the script's.
         words = shlex.join([spec.script, *(["--", *spec.args] if spec.args else [])])
         command = (

@@ -1,8 +1,8 @@
 """The launcher of one host: starts this host's workers, shows what they say, ends them together.
 
-It outlives its workers. The rendezvous store lives in the first host's launcher, every worker has an
-elastic context of its own, and what follows from a worker's death is decided in one place,
-`Launcher._on_exit`.
+It outlives its workers. The rendezvous store lives in the first host's launcher, each host's shards in
+memory that its launcher holds, every worker has an elastic context of its own, and what follows from a
+worker's death is decided in one place, `Launcher._on_exit`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Launcher:
         self._sink = sink or _print
         self._note = note or (lambda line: print(f"offbeat: {line}", file=sys.stderr, flush=True))
         self._hosts: Hosts | None = None
+        self._shards: int | None = None
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
         self._reported_done = False
@@ -113,6 +114,7 @@ class Launcher:
         try:
             self._hosts = Hosts(self.spec, self._check_signals, self._note)
             self.world = self._hosts.meet(lambda: run_directory(self.spec))
+            self._shards = _empty_memory()
             first = self.world.first_rank(self.spec.node_rank)
             for local_rank in range(self.spec.workers):
                 self._check_signals()
@@ -167,7 +169,7 @@ class Launcher:
     def _on_exit(self, failed: list[tuple[WorkerProcess, Exit]]) -> Outcome:
         """What follows from the death of workers: here, the job's end. The first to have failed is the
         cause, the others mostly miss it."""
-        failed = sorted(failed, key=lambda pair: pair[0].spoke_at())
+        failed = sorted(failed, key=lambda pair: (pair[0].missed_another(), pair[0].spoke_at()))
         worker, exit = failed[0]
         others = [f"rank {other.rank} ({after.text})" for other, after in failed[1:]]
         message = f"rank {exit.rank} on {self._place()} failed with {exit.text}"
@@ -229,15 +231,20 @@ class Launcher:
             "OFFBEAT_TOTAL": spec.total,
             "OFFBEAT_SEED": spec.seed,
             "OFFBEAT_WIRE": spec.wire,
+            "OFFBEAT_ON_DIVERGE": spec.on_diverge,
+            "OFFBEAT_SHARDS": None if self._shards is None else f"/proc/{os.getpid()}/fd/{self._shards}",
         }
         return {name: str(value) for name, value in env.items() if value is not None}
 
     def _finish(self, outcome: Outcome) -> None:
-        """Ends what still runs here, tells the other hosts, and lets the store go."""
+        """Ends what still runs here, tells the other hosts, and lets the shards and the store go."""
         self._outcome = outcome
         if outcome.message is not None and self._hosts is not None:
             self._hosts.fail(outcome.message, self._last_words)
         self._end_workers()
+        if self._shards is not None:
+            os.close(self._shards)
+            self._shards = None
         if self._hosts is not None:
             self._hosts.leave()
 
@@ -274,6 +281,15 @@ class Launcher:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
+
+
+def _empty_memory() -> int | None:
+    """A file in memory that lives as long as its descriptor is open somewhere; it costs nothing until a
+    worker gives it a size. None where the platform has no such files."""
+    try:
+        return os.memfd_create("offbeat-shards", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return None
 
 
 def _print(rank: int, stream: str, text: str) -> None:

@@ -48,6 +48,7 @@ class Members:
         self.clock = 0
         self.live = 1  # members whose gradient is in the last mean
         self.broken: str | None = None  # why the members cannot go on together
+        self.apart = False  # under shards: members take steps of their own, until they commit
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
         self._last: Exchange | None = None
         self._departed: set[int] = set()
@@ -57,6 +58,10 @@ class Members:
     def units(self) -> int:
         """Mini-batches done by all: what was agreed on, and one per member and step since."""
         return self._agreed + max(self.clock - self._since, 0) * self.epoch.size
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.epoch.members
 
     @property
     def alone(self) -> bool:
@@ -84,19 +89,19 @@ class Members:
             raise RuntimeError(self.broken)
         self.catch_up()
         word = Word(event, self.clock, self.clock - self._since, **fields)
-        self._last = Exchange(self.epoch, word, self._parameters, self._heard)
+        self._last = Exchange(self.epoch, word, self._parameters, self._heard, self.apart)
         return self._last
 
     def _heard(self, exchange: Exchange) -> None:
-        words, staying = exchange.read(), exchange.staying()
-        event = staying[0].event if staying else Event.LEAVE
+        words, staying, event = exchange.read(), exchange.staying(), exchange.event()
         if event == Event.REDUCE:
             self.live = len(staying)
         elif event in (*COMMITS, Event.LEAVE):
             self._agreed += sum(word.units for word in words)
-            # Where all leave, that is the end, whatever each has done.
-            self._since = staying[0].clock if staying else max(word.clock for word in words)
-            if not staying:
+            # Members that took steps of their own, and those that all leave, go on from the same clock.
+            together = bool(staying) and not self.apart
+            self._since = staying[0].clock if together else max(word.clock for word in words)
+            if not together:
                 self.clock = self._since
         if event in COMMITS:
             self._departed |= {r for r, w in zip(exchange.epoch.members, words, strict=True) if w.leaving}

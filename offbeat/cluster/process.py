@@ -137,6 +137,10 @@ class WorkerProcess:
             return []
         return text.rstrip().split("\n")[-lines:] if text.strip() else []
 
+    def missed_another(self) -> bool:
+        """Whether it failed because another worker had gone."""
+        return any("PeerLost: a worker went away" in line for line in self.last_words(3))
+
     def spoke_at(self) -> float:
         """When it last wrote to its standard error. The first worker to fail wrote, or died, before those
         that failed because it was gone."""

@@ -54,7 +54,21 @@ class Settling(Handle):
         begun = time.perf_counter()
         self._worker.settle_now()
         if self._then is not None:
-            self._worker.enter(self._then, begun, time.perf_counter())
+            self._worker.enter(self._then.current(self._worker), begun, time.perf_counter())
+
+
+class Ahead(Sequence[int]):
+    """Numbers, each as `of` translates it."""
+
+    def __init__(self, numbers: range, of: Callable[[int], int]):
+        self._numbers, self._of = numbers, of
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._numbers[at]
+        return self._of(found) if isinstance(found, int) else [self._of(number) for number in found]
 
 
 class ReplicaWorker(Worker):
@@ -74,6 +88,7 @@ class ReplicaWorker(Worker):
         journal: Journal,
     ):
         self.state, self.config, self.journal = state, config, journal
+        self._wire, self.device = wire, device
         self.meter, self.schedules = Meter(), Schedules()
         self.total: int | None = None
         self.interrupted = False
@@ -85,6 +100,7 @@ class ReplicaWorker(Worker):
         self._own = False  # whether the members' parameters may differ
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
+        self.redeal: dict[int, int] = {}
         self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
         self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
@@ -155,11 +171,7 @@ class ReplicaWorker(Worker):
     def step(self) -> None:
         if self.interrupted:  # the program waited for a batch that will not come
             return
-        members = self.team.live if self._mean else self.epoch.size
-        progress = self.progress
-        since_bsp = None if self._bsp_left is None else progress - self._bsp_left
-        lr = self.config.lr_factor(self.protocol, members, progress)
-        momentum = self.config.momentum_factor(self.protocol, members, since_bsp)
+        lr, momentum = self._factors(self.team.live if self._mean else self.epoch.size)
         with applied(self.state.optimizers, lr, momentum):
             self.meter.lr = self.state.optimizers[0].param_groups[0]["lr"]
             for optimizer in self.state.optimizers:
@@ -169,15 +181,28 @@ class ReplicaWorker(Worker):
                     self.scaler.step(optimizer)
         if self.scaler is not None:
             self.scaler.update()
-        for optimizer in self.state.optimizers:
-            optimizer.zero_grad()
-        for p in self.state.parameters:
-            p.grad = None
+        self.clear_gradients()
         self.team.tick(together=self._mean)
         self._own = self._own or not self._mean
         self._settled = None
         self.schedules.move(self.units, self.whole())
         self.after_step()
+
+    def _factors(self, members: int) -> tuple[float, float]:
+        """What learning rate and momentum are multiplied by in this step."""
+        progress = self.progress
+        since_bsp = None if self._bsp_left is None else progress - self._bsp_left
+        return (
+            self.config.lr_factor(self.protocol, members, progress),
+            self.config.momentum_factor(self.protocol, members, since_bsp),
+        )
+
+    def clear_gradients(self) -> None:
+        """The next backward begins anew."""
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        for p in self.state.parameters:
+            p.grad = None
 
     def average(self, snapshot: bool = False) -> Handle:
         if self.interrupted:  # what this clock asked for was started before the interruption
@@ -201,6 +226,27 @@ class ReplicaWorker(Worker):
 
     def settle(self, then: Protocol | None = None) -> Handle:
         return Settling(self, then)
+
+    # Units
+
+    def unit_of(self, number: int) -> int:
+        """The unit that the job's `number`-th deal gives out: the same number, unless workers had to give
+        units back, which come first then."""
+        return self.redeal.get(number, number)
+
+    def _deal_again(self, numbers: Sequence[int]) -> None:
+        """Units that were dealt and not done: they are dealt first from now on."""
+        given = sorted(self.unit_of(number) for number in numbers)
+        done, dealt = self.units, self.units + len(given)
+        again = {done + i: unit for i, unit in enumerate(given)}
+        later = {number: unit for number, unit in self.redeal.items() if number >= dealt}
+        self.redeal = {number: unit for number, unit in {**again, **later}.items() if number != unit}
+
+    def next_units(self, count: int) -> Sequence[int]:
+        """Numbers of the next `count` units that are this worker's, as long as the members stay."""
+        first, step = self.units + self.members.index(self.rank), len(self.members)
+        numbers = range(first, first + count * step, step)
+        return Ahead(numbers, self.unit_of) if self.redeal else numbers
 
     # Words
 
@@ -255,7 +301,7 @@ class ReplicaWorker(Worker):
 
     # Settling, switching, leaving
 
-    def settle_now(self) -> None:
+    def settle_now(self, pause: bool = False) -> None:
         """After it all members hold the same, whatever came before. Costs nothing when they already do."""
         self._settle_met = 0.0
         if self.team.alone or self._settled == (self.clock, self.epoch.number):
@@ -311,7 +357,7 @@ class ReplicaWorker(Worker):
 
     def refer(self) -> None:
         """A local protocol begins or goes on while all members hold the same."""
-        if not isinstance(self.protocol, BSP) and not self.team.alone:
+        if not isinstance(self.protocol, BSP) and self.protocol.home == "replicas" and not self.team.alone:
             self.averager.refer()
 
     def leave(self) -> None:
@@ -332,7 +378,7 @@ class ReplicaWorker(Worker):
             elif event == Event.CONSENSUS:
                 with self._consensus_with(exchange.read()):
                     pass
-            elif event == Event.SAVE:
+            elif event in (Event.SAVE, Event.SAVED):
                 collect(self.epoch, "")
             else:
                 raise RuntimeError(f"this worker has ended its part while the others call {event.call}")
@@ -389,11 +435,17 @@ class ReplicaWorker(Worker):
 
     def position(self) -> dict[str, Any]:
         """Where the job is; after a settle the same on every member."""
-        return {"clock": self.clock, "units": self.units, "bsp_left": self._bsp_left}
+        return {
+            "clock": self.clock,
+            "units": self.units,
+            "bsp_left": self._bsp_left,
+            "redeal": [list(pair) for pair in self.redeal.items()],
+        }
 
     def set_position(self, position: dict[str, Any]) -> None:
         self.team.place(position["clock"], position["units"])
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
+        self.redeal = dict(position.get("redeal", []))
 
     def summary(self) -> dict[str, Any]:
         """This worker's figures so far, for the journal's `workers` record."""

@@ -14,6 +14,7 @@ Show = Literal["none", "first", "all"]
 """Whose output the person sees: nobody's, rank 0's, or every rank's with its number before each line."""
 
 WIRES = ("bf16", "fp32")
+ON_DIVERGE = ("raise", "rollback", "ignore")
 
 _ENDPOINT = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})")
 
@@ -28,9 +29,11 @@ class LaunchSpec:
 
     `workers` is the number of processes on this host; hosts may differ. `endpoint` is "host:port" of node
     0's store, needed with several hosts. `plan`, `total` (units), `seed` and `wire` override the script's
-    and must be the same on all hosts. `out` is the run's directory, by default a new one under runs/; node
-    0's counts. Times are in seconds: `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of
-    life until a host counts as lost, `grace` between TERM and KILL.
+    and must be the same on all hosts; so must `on_diverge`, what follows when training diverges: an error
+    ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore").
+    `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
+    `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
+    `grace` between TERM and KILL.
 
     Raises LaunchError, which names the value that cannot be meant and what would be valid.
     """
@@ -46,6 +49,7 @@ class LaunchSpec:
     total: int | None = None
     seed: int | None = None
     wire: str | None = None
+    on_diverge: str | None = None
     rdzv_timeout: float = 300.0
     host_timeout: float = 30.0
     grace: float = 5.0
@@ -70,6 +74,8 @@ class LaunchSpec:
             raise LaunchError(f"--total {self.total}: a job has at least one unit")
         if self.wire is not None and self.wire not in WIRES:
             raise LaunchError(f"--wire {self.wire}: valid are {' and '.join(WIRES)}")
+        if self.on_diverge is not None and self.on_diverge not in ON_DIVERGE:
+            raise LaunchError(f"--on-diverge {self.on_diverge}: valid are raise, rollback and ignore")
         for name, seconds in (
             ("--rdzv-timeout", self.rdzv_timeout),
             ("host_timeout", self.host_timeout),

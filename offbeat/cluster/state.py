@@ -139,15 +139,16 @@ class State:
         layout = Layout(tensors)
         buffers = layout.empty()
         copy(layout.views(buffers), tensors)
-        for work in [epoch.sum(buffer, "averages") for buffer in buffers]:
+        works = [epoch.sum(buffer, "averages") for buffer in buffers]
+        others = self.buffers(floating=False)
+        if own:
+            others += self._slots(floating=False)
+        send(epoch, others, epoch.members[0])  # meanwhile
+        for work in works:
             work.wait()
         for buffer in buffers:
             buffer.div_(epoch.size)
         copy(tensors, layout.views(buffers))
-        others = self.buffers(floating=False)
-        if own:
-            others += self._slots(floating=False)
-        send(epoch, others, epoch.members[0])
 
 
 def _floating(tensor: Tensor) -> bool:

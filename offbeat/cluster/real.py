@@ -1,0 +1,409 @@
+"""The real engine's worker: it keeps a replica of its own, or pushes to shards and pulls from them, as the
+protocol in charge wants."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any
+
+from torch.optim import Optimizer
+
+from offbeat.cluster.control import Event, Word
+from offbeat.cluster.replicas import ReplicaWorker
+from offbeat.cluster.shards import ShardHome
+from offbeat.cluster.state import collect
+from offbeat.hyper import applied
+from offbeat.job import Job
+from offbeat.plan import phases
+from offbeat.protocols import Protocol
+from offbeat.shard import Push
+from offbeat.worker import Handle, Ready
+
+LOOK = 0.5
+"""Seconds between two looks at whether a member has died, while nobody waits for anybody."""
+
+
+class Called(Exception):
+    """All workers are called together because one, `rank`, saw training diverge. `met`: this worker has
+    had their words already."""
+
+    def __init__(self, rank: int, met: bool = False):
+        super().__init__(rank, met)
+        self.rank, self.met = rank, met
+
+
+class Pushing(Handle):
+    """A push under way; it has ticked the clock, and `wait` returns when it is applied here."""
+
+    def __init__(self, worker: RealWorker):
+        self._worker = worker
+
+    def wait(self) -> None:
+        self._worker.pushed()
+
+
+class Pulling(Handle):
+    """A pull under way. While other hosts' parameters travel, the next batch is fetched."""
+
+    def __init__(self, worker: RealWorker):
+        self._worker = worker
+
+    def wait(self) -> None:
+        self._worker.pulled()
+
+
+class RealWorker(ReplicaWorker):
+    """Both homes. Under shards this worker holds tickets, the numbers of units it is to do: `_tickets`, the
+    next one first."""
+
+    def __init__(self, *args: Any, here: Job, cut: str | None = None, **more: Any):
+        self._here, self._cut_by = here, cut
+        self.home: ShardHome | None = None
+        self._tickets: deque[int] = deque()
+        self._taken = 0  # tickets done in this phase
+        self._last_unit = 0
+        self.paused: Protocol | None = None  # what a checkpoint has interrupted
+        self._looked = 0.0
+        self.on_ticket: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[int], None] = lambda units: None
+        self.row: Callable[[], str] = lambda: ""
+        self.trace: list[dict[str, Any]] | None = None
+        self.shards_ms: float | None = None  # what making room for shards cost
+        super().__init__(*args, **more)
+
+    def prepare(self, plan: Protocol) -> None:
+        """Collective, before the first step: makes room for shards if the plan has a use for them."""
+        if self.home is None and not self.team.alone and any(p.home == "shards" for p, _ in phases(plan)):
+            begun = time.perf_counter()
+            self.home = ShardHome(
+                self.team,
+                self.state,
+                self._here.node,
+                self._here.shards,
+                self._here.meeting,
+                self._cut_by,
+                self._wire is not None,
+                self.check,
+            )
+            self.home.trace = self.trace
+            self.shards_ms = (time.perf_counter() - begun) * 1e3
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the parameters are in shards now."""
+        return self.team.apart
+
+    def check(self) -> None:
+        """Raises PeerLost when a member has gone, Called when all are called together."""
+        self.epoch.check()
+        self._answer_alarm()
+
+    def _answer_alarm(self) -> None:
+        if self.sharded and self.home is not None and (alarm := self.home.alarm):
+            raise Called(alarm - 1)
+
+    # Facts
+
+    @property
+    def units(self) -> int:
+        if not self.sharded:
+            return super().units
+        return self._tickets[0] if self._tickets else self._last_unit
+
+    @property
+    def staleness(self) -> int | None:
+        return self.home.staleness if self.sharded and self.home is not None else None
+
+    @property
+    def running(self) -> bool:
+        if not self.sharded:
+            return super().running
+        self._asked, self._drain_met = time.perf_counter(), 0.0
+        if self.interrupted:
+            return False
+        self._hold(1)
+        self.schedules.move(self.units, self.whole())
+        return self.units < self.whole()
+
+    # Units
+
+    def _hold(self, count: int) -> None:
+        """Claims units until this worker holds `count`."""
+        assert self.home is not None
+        while len(self._tickets) < count:
+            self._tickets.append(self.home.claim())
+
+    def next_units(self, count: int) -> Sequence[int]:
+        """Numbers of this worker's next units, `count` of them or as many as it knows. A large count makes
+        an endless iterable (for a sampler), which claims units as it goes."""
+        if not self.sharded:
+            return super().next_units(count)
+        if count > 2:
+            return _Claims(self)  # type: ignore[return-value]
+        return [self.unit_of(ticket) for ticket in list(self._tickets)[:count]]
+
+    # Verbs
+
+    def push(self, after: float = -inf, damped: bool = False) -> Handle:
+        if self.interrupted:
+            return Ready()
+        if not self.sharded:  # alone: what it pushes would be applied at once
+            self.step()
+            return Ready()
+        assert self.home is not None
+        now = time.perf_counter()
+        if now > self._looked + LOOK:
+            self._looked = now
+            self.epoch.check()
+        self._answer_alarm()
+        skip = not self._finite()
+        lr, momentum = self._factors(self.epoch.size)
+        with applied(self.state.optimizers, lr, momentum):
+            self.meter.lr = self.state.optimizers[0].param_groups[0]["lr"]
+            settings = self.home.settings.read()
+        self.team.tick(together=False)
+        self._last_unit = self._tickets.popleft() + 1
+        self._taken += 1
+        if not self._tickets and self.home.dealer is not None:
+            self._hold(1)  # before the gradients are on the way
+        self.home.push(Push(self.rank, self.clock, 0, after, damped, settings), skip)
+        return Pushing(self)
+
+    def pushed(self) -> None:
+        assert self.home is not None
+        self.home.pushed()
+        self.clear_gradients()
+        self._hold(1)
+        self._settled = None
+        self.after_step()
+
+    def _finite(self) -> bool:
+        """With a GradScaler: unscales the gradients; whether all of them are finite."""
+        if self.scaler is None:
+            return True
+        stepped = True
+        for optimizer in self.state.optimizers:
+            stepped = _scaled_step(self.scaler, optimizer) and stepped
+        self.scaler.update()
+        return stepped
+
+    def pull(self, after: float = -inf) -> Handle:
+        if self.interrupted or not self.sharded:
+            return Ready()
+        assert self.home is not None
+        self.home.pull(after)
+        return Pulling(self)
+
+    def pulled(self) -> None:
+        assert self.home is not None
+        if self._tickets and self._tickets[0] < self.whole():
+            self.on_ticket()
+        self.home.pulled()
+
+    # Into the shards, and out of them
+
+    def enter(self, protocol: Protocol, begun: float | None = None, settled: float | None = None) -> None:
+        direct = self.protocol.home == "shards" and self._entered
+        self._into_shards(protocol, direct)
+        super().enter(protocol, begun, settled)
+
+    def begin(self, protocol: Protocol) -> None:
+        again = self._entered and protocol == self.protocol
+        super().begin(protocol)
+        if again:
+            self._into_shards(protocol, direct=True)
+
+    def _into_shards(self, protocol: Protocol, direct: bool) -> None:
+        """`direct`: from shards, which others may still be reading; some may wait for the phase's end."""
+        if protocol.home != "shards" or self.sharded or self.team.alone:
+            return
+        if direct:
+            self._exchange(Event.CUT).read()
+        self._cut()
+
+    def _cut(self) -> None:
+        assert self.home is not None
+        self._tickets.clear()
+        self._taken, self._last_unit = 0, self.units
+        self.home.begin(self.clock, self.units)
+        self._exchange(Event.CUT).read()
+        self.team.apart = True
+        self.averager.release()
+
+    def settle_now(self, pause: bool = False) -> None:
+        """After it all members hold the same. `pause`: they go on with the same phase afterwards, and who is
+        through with it already waits on."""
+        if not self.sharded:
+            super().settle_now()
+            return
+        self._settle_met = 0.0
+        self._wait_for_all(Event.SETTLE if pause else Event.IDLE)
+        self._settled = (self.clock, self.epoch.number)
+        if pause:
+            self.paused = self.protocol
+
+    def _wait_for_all(self, mine: Event) -> bool:
+        """Says that this worker is through (`IDLE`), pauses (`SETTLE`) or leaves (`LEAVE`), and takes part in
+        what others begin until that has come for all. Returns whether it has left the members."""
+        assert self.home is not None
+        if self.sharded:
+            self.home.rest()
+        while True:
+            waited = time.perf_counter()
+            exchange = self._exchange(mine)
+            words = exchange.read()
+            self._settle_met += time.perf_counter() - waited
+            event = exchange.event()
+            if event == Event.ROLLBACK:
+                raise Called(max(word.flag for word in words if word.event == event), met=True)
+            if event == Event.CUT:
+                self._cut()
+                self.home.rest()
+            elif event == Event.SAVE:
+                collect(self.epoch, "" if mine == Event.LEAVE else self.row())
+            elif event == Event.SAVED:
+                collect(self.epoch, "")
+            elif event in (Event.SETTLE, Event.IDLE, Event.LEAVE):
+                if self.sharded:
+                    self._gather(words)
+                left = mine == Event.LEAVE and event != Event.LEAVE
+                self.team.regroup()
+                if left or event == mine or event == Event.LEAVE:
+                    return left
+            else:
+                raise RuntimeError(
+                    f"this worker waits for the end of {self.protocol} while others call {event.call}"
+                )
+
+    def _gather(self, words: Sequence[Word]) -> None:
+        """Every replica takes the shards' content; what each did is told to all."""
+        assert self.home is not None
+        self.team.apart = False
+        self.home.gather()
+        self.state.average(self.epoch, own=False)
+        self.take_scale(words)
+        mine = {"tickets": list(self._tickets), "counts": self.home.counts.row(self.rank)}
+        rows = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
+        self._deal_again([ticket for row in rows for ticket in row["tickets"]])
+        self._tickets.clear()
+        self._report([row["counts"] for row in rows])
+        self._own = False
+        self.schedules.move(self.units, self.whole())
+        self.on_commit(self.units)
+
+    def _report(self, rows: Sequence[dict[str, Any]]) -> None:
+        total: dict[int, int] = {}
+        workers = []
+        for row in rows:
+            found = {int(k): n for k, n in row.pop("staleness").items()}
+            pushes = sum(found.values())
+            for k, n in found.items():
+                total[k] = total.get(k, 0) + n
+            mean = sum(k * n for k, n in found.items()) / pushes if pushes else 0.0
+            workers.append(
+                {
+                    "rank": row.pop("rank"),
+                    "pushes": pushes,
+                    "mean_staleness": round(mean, 4),
+                    "max_staleness": max(found, default=0),
+                    **row,
+                }
+            )
+        pushes = sum(total.values())
+        if not pushes:
+            return
+        self.journal.record(
+            "pushes",
+            protocol=str(self.protocol),
+            units=self.units,
+            progress=round(self.progress, 6),
+            mean_staleness=round(sum(k * n for k, n in total.items()) / pushes, 4),
+            staleness={str(k): total[k] for k in sorted(total)},
+            workers=workers,
+        )
+
+    def resume(self, going_on: bool) -> None:
+        """After a pause: the members go on with the phase, or it is over for those who wait too."""
+        paused, self.paused = self.paused, None
+        if paused is None or self.team.alone:
+            return
+        if not going_on:
+            self._wait_for_all(Event.IDLE)
+
+    def call(self, called: Called) -> list[Word]:
+        """Everybody stops where they are; the words tell who is there."""
+        assert self.home is not None
+        if self.home.alarm == 0:
+            self.home.raise_alarm(called.rank + 1)
+        return [] if called.met else self._exchange(Event.ROLLBACK, flag=called.rank).read()
+
+    def drop(self) -> None:
+        """The shards' content doesn't count any more: another state is about to be taken."""
+        self.team.apart, self.paused = False, None
+        self._tickets.clear()
+
+    def leave(self) -> None:
+        if not self.sharded:
+            super().leave()
+        elif self._wait_for_all(Event.LEAVE):
+            self._take_over(self.team.wait_for_call())
+        else:
+            self.settle_now()
+            self.finish()
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[None]:
+        if not self.sharded:
+            with super().consensus():
+                yield
+            return
+        assert self.home is not None
+        with contextlib.ExitStack() as stack:
+            with self.meter.waiting():
+                stack.enter_context(self.home.newest())
+            yield
+
+    def release(self) -> None:
+        if self.home is not None:
+            self.home.close()
+            self.home = None
+
+
+class _Claims:
+    """This worker's units from now on, claimed one by one; for a sampler that fetches ahead."""
+
+    def __init__(self, worker: RealWorker):
+        self._worker, self._at = worker, worker._taken
+
+    def __iter__(self) -> Iterator[int]:
+        worker = self._worker
+        while worker.sharded:
+            ahead = self._at - worker._taken
+            worker._hold(ahead + 1)
+            self._at += 1
+            yield worker.unit_of(worker._tickets[ahead])
+
+
+def _scaled_step(scaler: Any, optimizer: Optimizer) -> bool:
+    """`scaler.step(optimizer)` without the step: unscales, and tells whether it would have been taken."""
+    taken: list[bool] = []
+    own = vars(optimizer).get("step")
+    fused = getattr(optimizer, "_step_supports_amp_scaling", None)
+    optimizer.step = lambda *args, **more: taken.append(True)  # type: ignore[method-assign,assignment]
+    if fused is not None:
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    try:
+        scaler.step(optimizer)
+    finally:
+        if own is None:
+            del optimizer.step
+        else:
+            optimizer.step = own  # type: ignore[method-assign]
+        if fused is not None:
+            optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]
+    return bool(taken)

@@ -1,0 +1,552 @@
+"""All shards of a job as one worker sees them: those of its own host in shared memory, the others' over
+the wire.
+
+Shards belong to hosts. They are cut anew whenever a protocol with shards begins, from replicas that are
+all the same: the workers of a host write the host's shards, and nothing travels. When it ends every worker
+reads all of them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.cluster import memory
+from offbeat.cluster.client import Client, flush, receive
+from offbeat.cluster.flat import copy
+from offbeat.cluster.members import Members
+from offbeat.cluster.memory import Memory
+from offbeat.cluster.server import Server
+from offbeat.cluster.state import State, collect
+from offbeat.cluster.wire import Keys, bind_address
+from offbeat.cut import Piece, cut, dense, part, shaped, way_of
+from offbeat.shard import ALIGN, Gradient, Outline, Push, Shard
+from offbeat.twin import Settings, Slot, slots
+
+SHARD = 1 << 20
+"""Bytes of parameters that are worth a shard of their own."""
+MOST = 8
+"""Shards of a host, at most."""
+
+
+class Counts:
+    """What one worker did in a phase: its pushes, how stale they were, and its waits at a bound."""
+
+    def __init__(self) -> None:
+        self.staleness: Counter[int] = Counter()
+        self.waits, self.wait_s = 0, 0.0
+
+    def waited(self, seconds: float) -> None:
+        if seconds > 0:
+            self.waits += 1
+            self.wait_s += seconds
+
+    def row(self, rank: int) -> dict[str, Any]:
+        """For the others."""
+        return {
+            "rank": rank,
+            "staleness": dict(self.staleness),
+            "bound_waits": self.waits,
+            "bound_wait_s": round(self.wait_s, 4),
+        }
+
+
+class Bridge:
+    """Joins a replica's tensors to the pieces of one shard."""
+
+    def __init__(self, outline: Outline, parameters: Sequence[nn.Parameter]):
+        self.outline, self._parameters = outline, parameters
+        self._places: list[int] = []
+        self._own: list[Tensor] = []
+
+    def shaped(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The pieces' places in memory, each in the shape of what `parts` has for it."""
+        return [
+            shaped(piece, view, self._parameters[piece.parameter])
+            for piece, view in zip(self.outline.pieces, views, strict=True)
+        ]
+
+    def parts(self, of: Callable[[nn.Parameter], Tensor]) -> list[Tensor]:
+        """`of(p)` for every piece's parameter p, or its stretch of that."""
+        parameters = [self._parameters[piece.parameter] for piece in self.outline.pieces]
+        return [part(piece, of(p), p) for piece, p in zip(self.outline.pieces, parameters, strict=True)]
+
+    def own(self) -> list[Tensor]:
+        """The parameters themselves, for writing."""
+        places = [p.data_ptr() for p in self._parameters]
+        if places != self._places:  # the user may have moved them
+            self._places, self._own = places, self.parts(lambda p: p.detach())
+        return self._own
+
+
+class ShardHome:
+    """One worker's way to all shards. Opened by all members together; `begin` and `gather` are collective.
+
+    node: number of this worker's host; path: of the memory that its launcher holds, if any; towards: the
+    address (host, port) where the job meets, for choosing the interface to serve at. cut: how to cut (None:
+    by the optimizers' kind). narrow: gradients travel between hosts as bfloat16. check: called while
+    waiting; it raises when a worker has died or when all are called together.
+    """
+
+    def __init__(
+        self,
+        team: Members,
+        state: State,
+        node: int,
+        path: str | None,
+        towards: tuple[str, int],
+        cut: str | None,
+        narrow: bool,
+        check: Callable[[], None],
+    ):
+        self._team, self._state, self._node, self._path = team, state, node, path
+        self._towards, self._narrow, self._check = towards, narrow, check
+        self.way = way_of(state.optimizers, cut)
+        self.settings = Settings(state.optimizers)
+        self.counts = Counts()
+        self.staleness: int | None = None  # of the last push
+        self.trace: list[dict[str, Any]] | None = None  # of pushes and pulls, for whom wants to replay them
+        self._server: Server | None = None
+        self._generation = 0
+        self._open()
+
+    # Opening
+
+    def _open(self) -> None:
+        """Collective: agrees on who serves what, and makes the room."""
+        state, team = self._state, self._team
+        for name, p in zip(state.names, state.parameters, strict=True):
+            if not (p.is_contiguous() or dense(p)):
+                raise ValueError(
+                    f"{name} lies in memory with gaps (strides {p.stride()}): asp and ssp need it contiguous"
+                )
+        self._generation += 1
+        nodes = [int(text) for text in collect(team.epoch, str(self._node))]
+        hosts = sorted(set(nodes))
+        self.ranks = [[r for r, n in zip(team.members, nodes, strict=True) if n == host] for host in hosts]
+        self.here = hosts.index(self._node)
+        size = sum(p.numel() * p.element_size() for p in state.parameters)
+        self.per_host = max(1, min(MOST, -(-size // SHARD // len(hosts))))
+        pieces = cut(state.parameters, state.optimizers, self.per_host * len(hosts), self.way)
+        kept = lru_cache(maxsize=None)(self._slots_of)
+        self.outlines = [
+            Outline(
+                one,
+                lambda piece: kept(piece.kind, (2,) if self.way == "elements" else piece.shape),
+                self.way,
+                team.world,
+                len(self.ranks[number // self.per_host]) + 1,
+            )
+            for number, one in enumerate(pieces)
+        ]
+        bridges = [Bridge(outline, state.parameters) for outline in self.outlines]
+        self.local = range(self.here * self.per_host, (self.here + 1) * self.per_host)
+        self.memory = self._make_memory()
+        self._local = [_Local(bridges[g], self.memory.gradient(s).pieces) for s, g in enumerate(self.local)]
+        client = self.ranks[self.here].index(team.rank)
+        self._published = self._buffers_in(self.memory.published[client])
+        self._remote: list[_Remote] = []
+        self.dealer: Client | None = None  # of units, where they are dealt on another host
+        if len(hosts) > 1:
+            self._connect(bridges)
+
+    def _slots_of(self, kind: tuple[int, int, torch.dtype], shape: tuple[int, ...]) -> tuple[Slot, ...]:
+        optimizer, group, dtype = kind
+        return slots(self._state.optimizers[optimizer], group, shape, dtype, self.way)
+
+    def _buffers_in(self, region: Tensor) -> list[Tensor]:
+        """The floating-point buffers' places in one worker's stretch of bytes."""
+        found, at = [], 0
+        for b in self._state.buffers(floating=True):
+            size = b.numel() * b.element_size()
+            found.append(region[at : at + size].view(b.dtype).view(b.shape))
+            at += -(-size // ALIGN) * ALIGN
+        return found
+
+    def _make_memory(self) -> Memory:
+        team, clients = self._team, self.ranks[self.here]
+        lead = team.rank == clients[0]
+
+        def made(path: str, base: int) -> Memory:
+            return Memory(
+                path,
+                base,
+                [self.outlines[g] for g in self.local],
+                self._state.optimizers,
+                self.settings,
+                len(clients),
+                clients.index(team.rank),
+                len(self._state.parameters),
+                self._buffer_bytes,
+                first=lead,
+            )
+
+        place: dict[str, Any] = {}
+        if lead:
+            path = self._path or memory.make_file()
+            one = made(path, memory.end_of(path))
+            place = {"path": path, "base": one.base}
+        rows = [json.loads(text) for text in collect(team.epoch, json.dumps(place))]
+        if not lead:
+            row = rows[team.members.index(clients[0])]
+            one = made(row["path"], row["base"])
+        return one
+
+    @property
+    def _buffer_bytes(self) -> int:
+        sizes = (b.numel() * b.element_size() for b in self._state.buffers(floating=True))
+        return sum(-(-size // ALIGN) * ALIGN for size in sizes)
+
+    def _connect(self, bridges: Sequence[Bridge]) -> None:
+        """Collective: every host's first worker serves its shards, all connect to those of other hosts."""
+        team = self._team
+        mine: dict[str, Any] = {}
+        if team.rank == team.members[0]:
+            mine["keys"] = Keys.make().to_text()
+        first = collect(team.epoch, json.dumps(mine))[0]
+        keys = Keys.from_text(json.loads(first)["keys"])
+        served: dict[str, str] = {}
+        if team.rank == self.ranks[self.here][0]:
+            at = bind_address(self._towards)
+            self._server = Server(self.memory, keys, self._generation, range(team.world), at)
+            served = {"address": self._server.address, "public": self._server.public}
+        rows = [json.loads(text) for text in collect(team.epoch, json.dumps(served))]
+        for host, ranks in enumerate(self.ranks):
+            if host == self.here:
+                continue
+            row = rows[team.members.index(ranks[0])]
+            client = Client(row["address"], row["public"], keys, self._generation, team.rank)
+            shards = range(host * self.per_host, (host + 1) * self.per_host)
+            self._remote.append(_Remote(client, [bridges[g] for g in shards], shards, len(ranks)))
+            if host == 0:
+                self.dealer = client
+        for remote in self._remote:
+            remote.client.ready(self._check)
+
+    def close(self) -> None:
+        """Ends the server and the connections. All members are through."""
+        for remote in self._remote:
+            remote.client.close()
+        if self._server is not None:
+            self._server.close()
+        self.memory.release()
+        self._remote, self._server, self.dealer = [], None, None
+
+    # A phase
+
+    def begin(self, clock: int, units: int) -> None:
+        """Cuts this worker's part of its host's shards, while all members hold the same; after the next
+        exchange of words everybody may push."""
+        team = self._team
+        if any(not set(ranks) & set(team.members) for ranks in self.ranks):  # a whole host has left
+            self.close()
+            self._open()
+        here = [r for r in self.ranks[self.here] if r in team.members]
+        if team.rank == here[0]:
+            self.memory.begin(clock, team.members, units)
+        for s in range(self.per_host):
+            if here[s % len(here)] == team.rank:
+                self.memory.load(s, self._state.parameters, self._state.optimizers)
+        self.counts, self.staleness = Counts(), None
+        self._seen = [0] * len(self.outlines)
+        self._clock = clock
+        self._pending, self._counted = 0, clock
+        copy(self._published, self._state.buffers(floating=True))
+
+    def claim(self) -> int:
+        """The next unit's number."""
+        if self.dealer is None:
+            return self.memory.claim()
+        self.dealer.claim(1)
+        return self.dealer.ticket(self._check)
+
+    def push(self, push: Push, skip: bool) -> None:
+        """Sends what `.grad` holds on its way (nothing at all, if `skip`); `push` lacks only what each shard
+        adds."""
+        missing = self._missing(skip)
+        self._push = push = replace(push, missing=missing)
+        self._clock = push.clock
+        for remote in self._remote:
+            remote.push(push, self._seen, self._narrow, skip, self._take_remote)
+        if not skip:
+            for local in self._local:
+                local.write()
+        copy(self._published, self._state.buffers(floating=True))
+
+    def pushed(self) -> None:
+        """Returns when the push is applied here; elsewhere, it is by the next pull."""
+        push, local = self._push, self.local
+        if push.after != -inf:
+            ready = self._until(lambda s: self.memory.may_push(s, push.after))
+            self.counts.waited(self.memory.wait(ready, self._check))
+        seen = self._seen[local.start : local.stop]
+        self.memory.commit(push, seen)
+        self.memory.finish()
+        applied = {g: self.memory.applied(s, push.member) for s, g in enumerate(local)}
+        self._note(applied)
+        if not self._remote:
+            self._count()
+
+    def pull(self, after: float) -> None:
+        """Asks the other hosts for their parameters."""
+        self._after = after
+        for remote in self._remote:
+            remote.pull(after, self._take_remote)
+
+    def pulled(self) -> None:
+        """Returns when the replica holds the newest parameters."""
+        after = self._after
+        if after != -inf:
+            ready = self._until(lambda s: self.memory.may_pull(s, after))
+            self.counts.waited(self.memory.wait(ready, self._check))
+        member = self._team.rank
+        for s, (g, local) in enumerate(zip(self.local, self._local, strict=True)):
+            self._seen[g] = self.memory.pull(s, member, local.take)
+        if self._remote:
+            receive([remote.client for remote in self._remote], self._check)
+            self._count()
+        if self.trace is not None:
+            self.trace.append({"kind": "pull", "clock": self._clock, "seen": list(self._seen)})
+
+    def _until(self, may: Callable[[int], bool]) -> Callable[[], bool]:
+        return lambda: all(may(s) for s in range(self.per_host))
+
+    def _missing(self, skip: bool) -> bytes:
+        parameters = self._state.parameters
+        if not skip and all(p.grad is not None for p in parameters):
+            return b""
+        bits = 0
+        for i, p in enumerate(parameters):
+            if skip or p.grad is None:
+                bits |= 1 << i
+        return bits.to_bytes((len(parameters) + 7) // 8, "little")
+
+    def _take_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
+        g = remote.shards[shard]
+        copy(remote.bridges[shard].own(), remote.views(shard, data))
+        self._note({g: applied})
+        self._seen[g] = version
+
+    def _note(self, applied: dict[int, int]) -> None:
+        """How stale the last push was where it came to be version `applied` of a shard."""
+        for g, version in applied.items():
+            if version:
+                self._pending = max(self._pending, version - 1 - self._seen[g])
+        if self.trace is not None and (rows := {g: v for g, v in applied.items() if v}):
+            push = self._push
+            self.trace.append(
+                {
+                    "kind": "push",
+                    "clock": push.clock,
+                    "applied": rows,
+                    "seen": {g: self._seen[g] for g in rows},
+                    "settings": push.settings,
+                }
+            )
+
+    def _count(self) -> None:
+        """The last push is applied everywhere: counts how stale it was, as its stalest slice was."""
+        if self._clock != self._counted:
+            self._counted = self._clock
+            self.staleness, self._pending = self._pending, 0
+            self.counts.staleness[self.staleness] += 1
+
+    # Outside of steps
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """Inside, the model holds the newest parameters and the mean of the buffers that the workers last
+        published; afterwards what it held before, to the bit. Nobody waits for anybody."""
+        tensors = self._state.averaged()
+        kept = [tensor.detach().clone() for tensor in tensors]
+        for remote in self._remote:
+            remote.pull(-inf, self._show_remote, note=False)
+        for s, local in enumerate(self._local):
+            self.memory.pull(s, None, local.take)
+        receive([remote.client for remote in self._remote], self._check)
+        rows = [self._buffers_in(one) for one in self._everyones_buffers()]
+        if rows:
+            means = [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
+            copy(self._state.buffers(floating=True), means)
+        try:
+            yield
+        finally:
+            copy(tensors, kept)
+
+    def _show_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
+        copy(remote.bridges[shard].own(), remote.views(shard, data))
+
+    def _everyones_buffers(self) -> list[Tensor]:
+        size = self._buffer_bytes
+        if not size:
+            return []
+        texts = [(self.memory.buffers(), self.ranks[self.here])]
+        for remote in self._remote:
+            texts.append((remote.client.buffers(self._check), self.ranks[remote.shards[0] // self.per_host]))
+        return [
+            memory.tensor_of(bytearray(text[i * size : (i + 1) * size]))
+            for text, ranks in texts
+            for i, rank in enumerate(ranks)
+            if rank in self._team.members
+        ]
+
+    def rest(self) -> None:
+        """Nobody waits for this worker at a bound; all it has pushed is applied."""
+        self.memory.rest(self._team.rank)
+        for remote in self._remote:
+            remote.client.rest()
+        flush([remote.client for remote in self._remote], self._check)
+
+    @property
+    def alarm(self) -> int:
+        """Not 0 when somebody has called all workers together."""
+        return self.memory.alarm or max((remote.client.alarm for remote in self._remote), default=0)
+
+    def raise_alarm(self, value: int) -> None:
+        self.memory.alarm = value
+        for remote in self._remote:
+            remote.client.raise_alarm(value)
+
+    def gather(self) -> None:
+        """Collective, when all are through: every replica gets parameters and optimizer state from the
+        shards. What is on this host needs no traffic."""
+        target = _Gathered(self._state)
+        for s in range(self.per_host):
+            self.memory.current(s).store(target.write)
+        team = self._team
+        for host, ranks in enumerate(self.ranks):
+            if len(self.ranks) == 1:
+                break
+            lead = next(r for r in ranks if r in team.members)
+            for g in range(host * self.per_host, (host + 1) * self.per_host):
+                block = torch.empty(self.outlines[g].size, dtype=torch.uint8)
+                if team.rank == lead:
+                    block.copy_(self.memory.current(g - self.local.start).block)
+                team.epoch.broadcast(block, lead).wait()
+                if host != self.here:
+                    Shard(self.outlines[g], block, self._state.optimizers, self.settings).store(target.write)
+        target.done()
+
+
+class _Local:
+    """A shard of this host: where this worker's gradient goes, and whence its parameters come."""
+
+    def __init__(self, bridge: Bridge, gradient: Sequence[Tensor]):
+        self._bridge, self._gradient = bridge, bridge.shaped(gradient)
+        self._shaped: dict[int, list[Tensor]] = {}  # of each half
+
+    def write(self) -> None:
+        _write(self._bridge, self._gradient)
+
+    def take(self, shard: Shard) -> None:
+        key = id(shard)
+        if key not in self._shaped:
+            self._shaped[key] = self._bridge.shaped(shard.parameters)
+        copy(self._bridge.own(), self._shaped[key])
+
+
+class _Remote:
+    """Another host's shards."""
+
+    def __init__(self, client: Client, bridges: Sequence[Bridge], shards: range, workers: int):
+        self.client, self.bridges, self.shards, self.workers = client, list(bridges), shards, workers
+        self._gradients = [
+            Gradient(bridge.outline, torch.zeros(bridge.outline.gradient_size, dtype=torch.uint8))
+            for bridge in bridges
+        ]
+        self._shaped = [b.shaped(g.pieces) for b, g in zip(self.bridges, self._gradients, strict=True)]
+        self._sent: list[Tensor] = []  # until the next pull they must not change
+        self._asked = False
+
+    def push(
+        self, push: Push, seen: Sequence[int], narrow: bool, skip: bool, take: Callable[..., None]
+    ) -> None:
+        """Where nothing is bounded the parameters are asked for at once, shard by shard: one comes while
+        the next one's gradient is still going."""
+        self._sent, self._asked = [], push.after == -inf
+        for shard, (bridge, gradient) in enumerate(zip(self.bridges, self._gradients, strict=True)):
+            if not skip:
+                _write(bridge, self._shaped[shard])
+            data = gradient.narrow() if narrow else gradient.region
+            self._sent.append(data)
+            one = replace(push, seen=seen[self.shards[shard]])
+            self.client.push(shard, one, memoryview(data.numpy()), narrow)  # type: ignore[arg-type]
+            if self._asked:
+                self._pull(-inf, take, [shard], note=True)
+
+    def pull(self, after: float, take: Callable[..., None], note: bool = True) -> None:
+        if not (self._asked and note and after == -inf):
+            self._pull(after, take, None, note)
+        self._asked = False
+
+    def _pull(self, after: float, take: Callable[..., None], shards: list[int] | None, note: bool) -> None:
+        self.client.pull(after, lambda *found: take(self, *found), shards, note)
+
+    def views(self, shard: int, data: memoryview) -> list[Tensor]:
+        bridge = self.bridges[shard]
+        return bridge.shaped(bridge.outline.values_of(memory.tensor_of(data)))
+
+
+def _write(bridge: Bridge, places: Sequence[Tensor]) -> None:
+    """Writes `.grad` into a gradient's places; one that is missing is marked elsewhere, and anything here."""
+    parts = bridge.parts(_gradient_of)
+    copy(places, parts)
+
+
+def _gradient_of(p: nn.Parameter) -> Tensor:
+    if p.grad is None:
+        return torch.zeros_like(p)
+    if p.grad.is_sparse:
+        raise TypeError("asp and ssp push dense gradients: use Embedding(sparse=False)")
+    return p.grad
+
+
+class _Gathered:
+    """A replica that takes whole shards."""
+
+    def __init__(self, state: State):
+        self._state = state
+        self._found: set[int] = set()
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+
+    def write(self, piece: Piece, slot: Slot | None, values: Tensor) -> None:
+        p = self._state.parameters[piece.parameter]
+        if slot is None:
+            self._take(part(piece, p.detach(), p), shaped(piece, values, p))
+            return
+        self._found.add(piece.parameter)
+        state = self._state.optimizers[piece.optimizer].state[p]
+        old = state.get(slot.key)
+        if slot.kind == "number":
+            state[slot.key] = slot.type(float(values))
+        elif slot.kind == "element":
+            if not (isinstance(old, Tensor) and old.shape == p.shape and old.stride() == p.stride()):
+                old = state[slot.key] = torch.zeros_like(p, dtype=slot.dtype)
+            self._take(part(piece, old, p), shaped(piece, values, p))
+        else:
+            if not (isinstance(old, Tensor) and old.shape == values.shape and old.dtype == slot.dtype):
+                where = "cpu" if slot.kind == "scalar" else p.device
+                old = state[slot.key] = torch.zeros(values.shape, dtype=slot.dtype, device=where)
+            self._take(old, values)
+
+    def _take(self, target: Tensor, source: Tensor) -> None:
+        self._targets.append(target)
+        self._sources.append(source)
+
+    def done(self) -> None:
+        """Copies all; state that the shards don't have, no replica has."""
+        copy(self._targets, self._sources)
+        for number, p in enumerate(self._state.parameters):
+            for optimizer in self._state.optimizers:
+                if number not in self._found:
+                    optimizer.state.pop(p, None)

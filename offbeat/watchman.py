@@ -1,0 +1,108 @@
+"""What happens when training diverges: an error, a return to the last checkpoint, or a warning."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from offbeat.checkpoint import Stateful
+from offbeat.cluster.real import Called
+from offbeat.cluster.state import collect
+from offbeat.guard import Diverged, Guard
+from offbeat.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from offbeat.sync import Synchronizer
+
+ON_CUDA = 0.2
+"""Seconds between two looks at the loss on CUDA, where a look waits for the device."""
+
+
+class Watchman:
+    """Looks at this worker's loss before every step. As a context around what may wait for others, it
+    answers their call when one of them has seen training diverge."""
+
+    def __init__(self, sync: Synchronizer, on_diverge: str):
+        self._sync, self._mode, self._guard = sync, on_diverge, Guard()
+        self._checkpoint: tuple[Path, Mapping[str, Stateful]] | None = None
+        self._due = 0.0
+        self._warned = False
+        self._mine: Diverged | None = None
+
+    def saved(self, path: Path, also: Mapping[str, Stateful]) -> None:
+        """There is a checkpoint to return to."""
+        self._checkpoint = path, also
+
+    def look(self, telemetry: Telemetry) -> None:
+        """Raises Diverged, or calls all workers together, if this worker's loss says so."""
+        worker = self._sync.worker
+        if worker.device.type == "cuda":
+            now = time.perf_counter()
+            if now < self._due:
+                return
+            self._due = now + ON_CUDA
+        loss = telemetry.loss
+        if loss is None:
+            return
+        scaled = worker.scaler is not None and worker.scaler.is_enabled()
+        reason = self._guard.look(loss, scaled, exploding=worker.protocol.home == "shards")
+        if reason is None:
+            return
+        error = Diverged(reason, worker.protocol, worker.rank, worker.clock, loss, worker.staleness)
+        if self._mode == "ignore":
+            if not self._warned:
+                self._warned = True
+                self._sync.warn(str(error))
+            return
+        self._record(error)
+        if self._mode == "raise" or not worker.sharded:
+            raise error
+        self._mine = error
+        raise Called(worker.rank)
+
+    def __enter__(self) -> Watchman:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Called):
+            return False
+        self._answer(error)
+        return True
+
+    def _answer(self, called: Called) -> None:
+        sync, worker, mine = self._sync, self._sync.worker, self._mine
+        self._mine = None
+        units = worker.units
+        worker.call(called)
+        told = collect(worker.epoch, "" if mine is None else json.dumps(list(mine.args), default=str))
+        reports = [json.loads(text) for text in told if text]
+        reason, _, rank, step, loss, staleness = reports[0]
+        diverged = mine or Diverged(reason, worker.protocol, rank, step, float(loss), staleness)
+        if worker.rank == worker.members[0] and mine is None:
+            self._record(diverged)
+        if self._checkpoint is None:
+            raise diverged from None
+        path, also = self._checkpoint
+        sync.warn(f"{diverged}. Going back to {path} and on with bsp")
+        self._guard = Guard()
+        sync.go_back(path, also)
+        sync.journal.record(
+            "rollback", units=units, path=str(path), to_units=sync.units, reason=diverged.reason
+        )
+
+    def _record(self, error: Diverged) -> None:
+        self._sync.journal.record(
+            "diverged",
+            rank=error.worker,
+            clock=error.step,
+            units=self._sync.units,
+            loss=error.loss,
+            staleness=error.staleness,
+            reason=error.reason,
+        )
