@@ -263,7 +263,7 @@ class Synchronizer:
         count = math.ceil(done - 1e-9) if self.done else math.floor(done + 1e-9)
         before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
         if self._answered and self.total:
-            before = max(before, math.ceil(self._answered / self.total / share - 1e-9) - 1)
+            before = max(before, math.floor((self._answered - 1) / self.total / share + 1e-9))
         self._everies[text] = max(count, before)
         return count > before
 
