@@ -116,6 +116,7 @@ class Synchronizer:
         self.data_seed = here.seed
         self._everies: dict[str, int] = {}
         self._steps = 0  # calls of step()
+        self._muted = False  # every() says no until the next step
         self._answered = 0  # units up to which every() was answered by somebody, under asp and ssp
         self._every_from = 0.0
         self._inside_consensus = False
@@ -130,6 +131,7 @@ class Synchronizer:
         self.worker.after_step = self._telemetry.step
         self.worker.on_ticket = self._prepare_batch
         self.worker.on_commit = self._committed
+        self.worker.on_late = self._mute
         self.worker.row = lambda: row(self)
         self._watchman = Watchman(self, on_diverge)
         self._course = Course(self.worker, self.plan, self._over)
@@ -237,6 +239,7 @@ class Synchronizer:
         if scaler is not None:
             self.worker.scaler = scaler
         self._steps += 1
+        self._muted = False
         with self._watchman:
             self._watchman.look(self._telemetry)
             self._course.advance()
@@ -259,6 +262,8 @@ class Synchronizer:
 
         Raises ValueError for another text."""
         share = share_of(text, self.total)
+        if self._muted and not self.done:
+            return False
         done = min(self.progress, 1.0) / share
         count = math.ceil(done - 1e-9) if self.done else math.floor(done + 1e-9)
         before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
@@ -340,7 +345,11 @@ class Synchronizer:
                 self._course.resume()
                 raise
             self._watchman.saved(Path(path), also or {})
-            self._course.resume()
+            self.worker.saving = True
+            try:
+                self._course.resume()
+            finally:
+                self.worker.saving = False
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
@@ -476,6 +485,11 @@ class Synchronizer:
     def _committed(self, units: int) -> None:
         """An asynchronous phase, or a part of it, is settled."""
         self._answered = units
+
+    def _mute(self) -> None:
+        """A worker came to the phase's end inside save(): where it stands it won't be asked before its next
+        step, so nobody is told of what falls due here before theirs."""
+        self._muted = True
 
     def _check_step(self) -> None:
         worker, state, reducer = self.worker, self.worker.state, self.worker.reducer

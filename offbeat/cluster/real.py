@@ -71,6 +71,8 @@ class RealWorker(ReplicaWorker):
         self._looked = 0.0
         self.on_ticket: Callable[[], None] = lambda: None
         self.on_commit: Callable[[int], None] = lambda units: None
+        self.on_late: Callable[[], None] = lambda: None  # somebody came to a phase's end inside save()
+        self.saving = False
         self.row: Callable[[], str] = lambda: ""
         self.trace: list[dict[str, Any]] | None = None
         self.shards_ms: float | None = None  # what making room for shards cost
@@ -255,7 +257,7 @@ class RealWorker(ReplicaWorker):
             self.home.rest()
         while True:
             waited = time.perf_counter()
-            exchange = self._exchange(mine)
+            exchange = self._exchange(mine, flag=int(self.saving))
             words = exchange.read()
             self._settle_met += time.perf_counter() - waited
             event = exchange.event()
@@ -271,6 +273,8 @@ class RealWorker(ReplicaWorker):
             elif event in (Event.SETTLE, Event.IDLE, Event.LEAVE):
                 if self.sharded:
                     self._gather(words)
+                if event == Event.IDLE and any(word.flag for word in words):
+                    self.on_late()
                 left = mine == Event.LEAVE and event != Event.LEAVE
                 self.team.regroup()
                 if left or event == mine or event == Event.LEAVE:
