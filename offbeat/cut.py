@@ -71,12 +71,15 @@ def cut(
 ) -> list[list[Piece]]:
     """The pieces of each of `shards` shards, the same on every worker. Parameters that no optimizer has
     are in none: nothing ever updates them."""
-    places = {
-        id(p): (o, g)
-        for o, optimizer in enumerate(optimizers)
-        for g, group in enumerate(optimizer.param_groups)
-        for p in group["params"]
-    }
+    places: dict[int, tuple[int, int]] = {}
+    for o, optimizer in enumerate(optimizers):
+        for g, group in enumerate(optimizer.param_groups):
+            for p in group["params"]:
+                if places.setdefault(id(p), (o, g)) != (o, g):
+                    raise ValueError(
+                        f"a parameter of shape {tuple(p.shape)} is in two optimizers: asp and ssp let each "
+                        f"parameter be stepped by one"
+                    )
     whole = [
         Piece(number, *places[id(p)], 0, p.numel(), tuple(p.shape), p.dtype)
         for number, p in enumerate(parameters)

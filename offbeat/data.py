@@ -69,6 +69,16 @@ class Fetch(Dataset):  # type: ignore[type-arg]
             return (self.collate or default_collate)(samples)
 
 
+class Numbered(Dataset):  # type: ignore[type-arg]
+    """Units with their numbers."""
+
+    def __init__(self, fetch: Fetch):
+        self.fetch = fetch
+
+    def __getitem__(self, unit: int) -> tuple[int, Any]:
+        return unit, self.fetch[unit]
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -139,6 +149,10 @@ class Units:
             batch = ready[1] if ready is not None and ready[0] == unit else self._fetch[unit]
         return unit, to_device(batch, self._device)
 
+    def restart(self) -> None:
+        """What this worker will do next is another thing now."""
+        self._loader, self._fetched = None, None
+
     def prepare(self) -> None:
         """There is time to fetch the next unit now."""
         if self._tensors is not None:
@@ -177,7 +191,7 @@ class Units:
         if self._loader is None or wanted != self._expected:
             self._loader = iter(
                 DataLoader(
-                    self._fetch,
+                    Numbered(self._fetch),
                     batch_size=None,
                     collate_fn=_as_it_is,
                     generator=torch.Generator(),  # or it would draw from the one that the model uses
@@ -186,7 +200,10 @@ class Units:
                     pin_memory=self._device.type == "cuda",
                 )
             )
-        batch = next(self._loader)
+        unit, batch = next(self._loader)
+        if unit != wanted:
+            self._loader = None
+            return self._from_loader()
         following = self._next(2)  # under shards only what is claimed is known
         self._expected = following[1] if len(following) > 1 else -1
         return wanted, batch

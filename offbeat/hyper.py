@@ -125,6 +125,17 @@ class Schedules:
                 scheduler.step()
                 done[0] += 1
 
+    def counts(self) -> list[int]:
+        """How often each scheduler was stepped."""
+        return [done[0] for _, _, done in self._steppers]
+
+    def catch_up(self, rows: Sequence[Sequence[int]]) -> None:
+        """Steps each scheduler as often as on the worker where it was stepped most."""
+        for (scheduler, _, done), most in zip(self._steppers, map(max, zip(*rows, strict=True)), strict=True):
+            while done[0] < most:
+                scheduler.step()
+                done[0] += 1
+
     def state_dict(self) -> list[dict[str, Any]]:
         return [
             {"done": done[0], "scheduler": scheduler.state_dict()} for scheduler, _, done in self._steppers

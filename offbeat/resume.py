@@ -48,7 +48,7 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
         json.loads(text) for text in gather(row(sync), Event.SAVE) if text
     ]  # one that leaves says nothing
     unreadable, failure = "", ""
-    if worker.rank == rows[0]["rank"]:
+    if worker.rank == (worker.members if sync.done else worker.team.active)[0]:
         rest = {
             "offbeat": offbeat.__version__,
             "torch": str(torch.__version__),

@@ -25,6 +25,8 @@ from offbeat.twin import Settings, Slot, strange, twin
 
 ALIGN = 64
 """Bytes. Everything in a block begins at a multiple."""
+KEPT = 8
+"""Sets of optimizers that a shard keeps, one for each pattern of missing gradients."""
 BLOCK = 1 << 16
 """Elements that are updated at a time where a push is written out: parameters, momentum and gradient fit
 into a processor's second cache."""
@@ -61,6 +63,10 @@ class Run:
         self.starts = list(accumulate((piece.size for piece in pieces), initial=0))
 
 
+Span = tuple[Run, int, int]
+"""Pieces of a run, from one number up to another."""
+
+
 class Outline:
     """How a shard of these pieces lies in its block: the same for every block and process.
 
@@ -84,7 +90,7 @@ class Outline:
             if last or way == "tensors":
                 self.runs.append(Run(begun, self.pieces[begun : i + 1], slots_of(piece)))
                 begun = i + 1
-        self.words = 2 + 5 * members + extra
+        self.words = 1 + 5 * members + extra
         at = _aligned(8 * self.words)
         self.present = at
         at = _aligned(at + len(self.pieces))
@@ -115,6 +121,19 @@ class Outline:
             return run.size
         return len(run.pieces) * prod(slot.shape)
 
+    def spans(self, missing: frozenset[int], single: bool) -> list[Span]:
+        """The pieces whose parameters are not missing: as few spans as there can be, or each alone."""
+        found: list[Span] = []
+        for run in self.runs:
+            begun = 0
+            for i, piece in enumerate(run.pieces):
+                if piece.parameter in missing:
+                    begun = i + 1
+                elif single or i + 1 == len(run.pieces) or run.pieces[i + 1].parameter in missing:
+                    found.append((run, begun, i + 1))
+                    begun = i + 1
+        return found
+
     def values_of(self, region: Tensor) -> list[Tensor]:
         """Every piece's parameter, in a copy of a block's stretch from `values` to `values_end`."""
         return self._pieces([region[run.offset - self.values :] for run in self.runs])
@@ -139,6 +158,17 @@ class Gradient:
         self._outline, self.region = outline, region
         self.runs = [_view(region, run.gradient, (run.size,), run.kind[2]) for run in outline.runs]
         self.pieces = outline._pieces([region[run.gradient :] for run in outline.runs])
+        self._spans: dict[Span, Tensor] = {}
+
+    def of(self, span: Span) -> Tensor:
+        """The span's gradient."""
+        if span not in self._spans:
+            run, i, j = span
+            start, size = run.starts[i], run.starts[j] - run.starts[i]
+            shape = run.pieces[i].shape if j - i == 1 else (size,)
+            at = run.gradient + start * run.kind[2].itemsize
+            self._spans[span] = _view(self.region, at, shape, run.kind[2])
+        return self._spans[span]
 
     @cached_property
     def blocks(self) -> list[list[Tensor]]:
@@ -162,45 +192,40 @@ class Gradient:
 
 
 class _Stepper:
-    """Optimizers bound to one block: over runs, or over single pieces."""
+    """Optimizers bound to one block. Each of their tensors stands for a span, neighbouring pieces."""
 
-    def __init__(self, outline: Outline, block: Tensor, optimizers: Sequence[Optimizer], single: bool):
-        self.outline, self.single = outline, single
+    def __init__(
+        self, outline: Outline, block: Tensor, optimizers: Sequence[Optimizer], spans: Sequence[Span]
+    ):
+        self.spans = list(spans)
         self.parameters: list[nn.Parameter] = []
-        self.firsts: list[int] = []  # each parameter's first piece
-        self.counts: list[int] = []  # and how many it stands for
         self.slots: list[tuple[Slot, ...]] = []
         self.views: list[dict[str, Tensor]] = []
-        self.owner: list[int] = []
-        self.rows: list[list[Tensor]] = []  # scalars of all its pieces
+        self.rows: list[list[numpy.ndarray[Any, Any]]] = []  # scalars of all the span's pieces
         groups: dict[tuple[int, int], dict[str, Any]] = {}
-        for run in outline.runs:
+        for run, i, j in spans:
             o, g, dtype = run.kind
-            for i in range(len(run.pieces)) if single else [0]:
-                piece, start = run.pieces[i], run.starts[i]
-                shape = piece.shape if single else (run.size,)
-                view = _view(block, run.offset + start * dtype.itemsize, shape, dtype)
-                p = nn.Parameter(view)
-                views, rows = {}, []
-                for slot in run.slots:
-                    place, width = run.place[slot.key], slot.dtype.itemsize
-                    if slot.kind == "element":
-                        views[slot.key] = _view(block, place + start * width, shape, slot.dtype)
-                    else:
-                        each = prod(slot.shape) * width
-                        views[slot.key] = _view(block, place + i * each, slot.shape, slot.dtype)
-                        if slot.kind != "tensor" and not single:
-                            rows.append(_view(block, place, (len(run.pieces),), slot.dtype))
-                self.parameters.append(p)
-                self.firsts.append(run.first + i)
-                self.counts.append(1 if single else len(run.pieces))
-                self.slots.append(run.slots)
-                self.views.append(views)
-                self.rows.append([row for row in rows if len(row) > 1])
-                self.owner.append(o)
-                if (o, g) not in groups:
-                    groups[o, g] = {**optimizers[o].param_groups[g], "params": []}
-                groups[o, g]["params"].append(p)
+            start = run.starts[i]
+            shape = run.pieces[i].shape if j - i == 1 else (run.starts[j] - start,)
+            p = nn.Parameter(_view(block, run.offset + start * dtype.itemsize, shape, dtype))
+            views, rows = {}, []
+            for slot in run.slots:
+                place, width = run.place[slot.key], slot.dtype.itemsize
+                if slot.kind == "element":
+                    views[slot.key] = _view(block, place + start * width, shape, slot.dtype)
+                else:
+                    each = prod(slot.shape) * width
+                    views[slot.key] = _view(block, place + i * each, slot.shape, slot.dtype)
+                    if j - i > 1:
+                        rows.append(_view(block, place + i * width, (j - i,), slot.dtype).numpy())
+            self.parameters.append(p)
+            self.slots.append(run.slots)
+            self.views.append(views)
+            self.rows.append(rows)
+            if (o, g) not in groups:
+                groups[o, g] = {**optimizers[o].param_groups[g], "params": []}
+            groups[o, g]["params"].append(p)
+        self.owner = [run.kind[0] for run, _, _ in spans]
         self.optimizers: dict[int, Optimizer] = {}
         self.groups: dict[tuple[int, int], dict[str, Any]] = {}
         for o in sorted({o for o, _ in groups}):
@@ -222,17 +247,25 @@ class _Stepper:
             settings.write(self.groups, push.settings, lr)
             self.written = push.settings, lr
 
-    def step(self, gradients: Sequence[Tensor | None], present: numpy.ndarray[Any, Any]) -> None:
+    def uniform(self, present: numpy.ndarray[Any, Any]) -> bool:
+        """Whether the pieces of each span may be treated as one."""
+        for (run, i, j), rows in zip(self.spans, self.rows, strict=True):
+            if j - i > 1:
+                there = present[run.first + i : run.first + j]
+                if (there != there[0]).any() or any((row != row[0]).any() for row in rows):
+                    return False
+        return True
+
+    def step(self, gradients: Sequence[Tensor], present: numpy.ndarray[Any, Any]) -> None:
         for i, (p, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             p.grad = gradient
-            if self.bound[i] != bool(present[self.firsts[i]]) or self.numbers:
-                self._bind(i, bool(present[self.firsts[i]]))
+            there = bool(present[self.spans[i][0].first + self.spans[i][1]])
+            if self.bound[i] != there or self.numbers:
+                self._bind(i, there)
         with torch.no_grad():
             for step in self.steps:
                 step()
-        for i, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
+        for i in range(len(self.spans)):
             if not self.bound[i] or self.replaces:
                 self._keep(i, present)
             for row in self.rows[i]:
@@ -265,7 +298,8 @@ class _Stepper:
             elif value.data_ptr() != view.data_ptr():
                 view.copy_(value)
                 state[slot.key] = view
-        present[self.firsts[i] : self.firsts[i] + self.counts[i]] = 1
+        run, first, last = self.spans[i]
+        present[run.first + first : run.first + last] = 1
         self.bound[i] = True
 
 
@@ -299,16 +333,15 @@ class Shard:
         self._words = block[: outline.values]  # with `present`
         words = block[: 8 * outline.words].view(torch.int64).numpy()
         m = outline.members
-        self._head = words[:2]  # version; whether pieces differ in what merging them would lose
+        self._head = words[:1]  # version
         self.clock, self.pulled, self.pushes, self.at, self.resting = (
-            words[2 + k * m : 2 + (k + 1) * m] for k in range(5)
+            words[1 + k * m : 1 + (k + 1) * m] for k in range(5)
         )
-        self.extra = words[2 + 5 * m :]
+        self.extra = words[1 + 5 * m :]
         self.present = block[outline.present : outline.present + len(outline.pieces)].numpy()
         self.values = block[outline.values : outline.values_end]
         self.parameters = outline.values_of(self.values)
-        self._merged: _Stepper | None = None
-        self._single: _Stepper | None = None
+        self._steppers: dict[tuple[frozenset[int], bool], _Stepper] = {}
 
     @property
     def version(self) -> int:
@@ -340,30 +373,22 @@ class Shard:
         if missing and all(piece.parameter in missing for piece in self.outline.pieces):
             self._count(push)
             return staleness
-        stepper = self._stepper(bool(missing))
+        stepper = self._stepper(missing)
         stepper.set(self._settings, push, staleness)
-        gradients: list[Tensor | None]
-        if stepper.single:
-            gradients = [
-                None if piece.parameter in missing else g
-                for piece, g in zip(self.outline.pieces, gradient.pieces, strict=True)
-            ]
-        else:
-            gradients = list(gradient.runs)
-        stepper.step(gradients, self.present)
+        stepper.step([gradient.of(span) for span in stepper.spans], self.present)
         self._count(push)
         return staleness
 
     def push_from(self, now: Shard, push: Push, gradient: Gradient) -> None:
         """The same as copying `now` into this shard and pushing here; for SGD with momentum in two thirds
         of the memory traffic, to the bit."""
-        if push.missing or now._head[1] or not now.sgd or not now.present.all():
+        if push.missing or not now.sgd or not now.present.all():
             self.block.copy_(now.block)
             self.push(push, gradient)
             return
         self._words.copy_(now._words)
         staleness = self.version - push.seen
-        stepper = self._stepper(False)
+        stepper = self._stepper(frozenset())
         stepper.set(self._settings, push, staleness)
         with torch.no_grad():
             for i, (mine, theirs) in enumerate(zip(self._sgd_blocks, now._sgd_blocks, strict=True)):
@@ -399,16 +424,18 @@ class Shard:
         self.at[m] = self.version
         self.resting[m] = 0
 
-    def _stepper(self, missing: bool) -> _Stepper:
-        if missing:
-            self._head[1] = 1
-        if self._head[1] or self.outline.way == "tensors":
-            if self._single is None:
-                self._single = _Stepper(self.outline, self.block, self._optimizers, single=True)
-            return self._single
-        if self._merged is None:
-            self._merged = _Stepper(self.outline, self.block, self._optimizers, single=False)
-        return self._merged
+    def _stepper(self, missing: frozenset[int]) -> _Stepper:
+        """Optimizers for a push that lacks the gradients of `missing`."""
+        for single in (False, True):
+            key = missing, single
+            if key not in self._steppers:
+                if len(self._steppers) >= KEPT:
+                    self._steppers.pop(next(iter(self._steppers)))
+                spans = self.outline.spans(missing, single)
+                self._steppers[key] = _Stepper(self.outline, self.block, self._optimizers, spans)
+            if single or self._steppers[key].uniform(self.present):
+                break
+        return self._steppers[key]
 
     # From a replica and back
 
@@ -425,9 +452,7 @@ class Shard:
         """Cuts this shard's part out of a replica: parameters and optimizer state."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
-        split = False
         for run in self.outline.runs:
-            rows = []
             for i, piece in enumerate(run.pieces):
                 p, optimizer = parameters[piece.parameter], optimizers[piece.optimizer]
                 state = {k: v for k, v in (optimizer.state.get(p) or {}).items() if v is not None}
@@ -437,7 +462,6 @@ class Shard:
                 if state and state.keys() != expected:
                     raise strange(optimizer, set(state), expected)
                 self.present[run.first + i] = bool(state)
-                row: list[Any] = [bool(state)]
                 for slot in run.slots if state else ():
                     entry, value = self._entry(run, i, slot), state[slot.key]
                     if slot.kind == "element":
@@ -447,11 +471,7 @@ class Shard:
                         entry.copy_(value)
                     else:
                         entry.fill_(value)
-                        row.append(float(value))
-                rows.append(row)
-            split = split or any(row != rows[0] for row in rows)
         _copy(targets, sources)
-        self._head[1] = split
 
     def store(self, write: Callable[[Piece, Slot | None, Tensor], None]) -> None:
         """Gives out this shard's part: `write(piece, None, values)` for a piece's parameter, and

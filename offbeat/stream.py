@@ -39,6 +39,10 @@ class Stream(ABC):
         """There is time to fetch the next batch."""
         return
 
+    def restart(self) -> None:
+        """What this worker will do next is another thing now."""
+        return
+
     def close(self) -> None:
         """Lets go of what fetches ahead."""
         return
@@ -112,6 +116,10 @@ class _Dealt(Stream):
         if self._units is not None:
             self._units.prepare()
 
+    def restart(self) -> None:
+        if self._units is not None:
+            self._units.restart()
+
     def close(self) -> None:
         if self._units is not None:
             self._units.close()
@@ -166,6 +174,11 @@ class _Loaded(Stream):
                 yield from sync.lend(to_device(batch, job.device()), samples_in(batch), last, dealt=False)
                 if self._over():
                     return
+                if sync.resumed_data is not None:  # the job has gone back to a checkpoint
+                    break
+            if sync.resumed_data is not None:
+                skip = self._resume()
+                continue
             if not found:
                 raise ValueError("the DataLoader gave no batch")
             skip = 0

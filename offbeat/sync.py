@@ -131,6 +131,7 @@ class Synchronizer:
         self.worker.after_step = self._telemetry.step
         self.worker.on_ticket = self._prepare_batch
         self.worker.on_commit = self._committed
+        self.worker.on_deal = self._deal_anew
         self.worker.on_late = self._mute
         self.worker.row = lambda: row(self)
         self._watchman = Watchman(self, on_diverge)
@@ -378,7 +379,7 @@ class Synchronizer:
         if self._stream is not None:
             self._stream.close()
         if not self._failed:
-            self._course.leave()
+            self.leave()
         backward.ignore(self)
         self.worker.reducer.remove()
         self.worker.averager.release()
@@ -415,7 +416,9 @@ class Synchronizer:
 
     def leave(self) -> None:
         """No more data on this worker: see `close`."""
-        self._course.leave()
+        while not self.done:
+            with self._watchman:  # going back to a checkpoint it would begin anew
+                self._course.leave()
 
     def sum_units(self, own: int) -> int:
         """The sum of every worker's units."""
@@ -443,11 +446,12 @@ class Synchronizer:
         plan_check(self.plan, total)
         self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self._settings)
-        self._warn_of_a_cold_start(total)
+        self._warn_of_a_cold_start()
+        self._warn_of_hooks()
         self._every_from = self.worker.units / total
         self._course.begin(total)
 
-    def _warn_of_a_cold_start(self, total: int) -> None:
+    def _warn_of_a_cold_start(self) -> None:
         first = phases(self.plan)[0][0]
         momentum = [g.get("momentum", 0) for o in self.worker.state.optimizers for g in o.param_groups]
         if first.home == "shards" and any(momentum) and job.world_size() > 1 and not self.units:
@@ -456,6 +460,17 @@ class Synchronizer:
                 f'make training unstable (Sync-Switch); begin with BSP, as in "bsp:12.5% {first}", or '
                 f"without momentum"
             )
+
+    def _warn_of_hooks(self) -> None:
+        if not any(part.home == "shards" for part, _ in phases(self.plan)) or job.world_size() == 1:
+            return
+        for optimizer in self.worker.state.optimizers:
+            hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+            if any(getattr(optimizer, name, None) for name in hooks):
+                self.warn(
+                    f"under asp and ssp the shards step, and the step hooks of {type(optimizer).__name__} "
+                    f"don't run"
+                )
 
     def warn(self, message: str) -> None:
         """Says it once, and in the journal."""
@@ -481,6 +496,10 @@ class Synchronizer:
     def _prepare_batch(self) -> None:
         if self._stream is not None:
             self._stream.prepare()
+
+    def _deal_anew(self) -> None:
+        if self._stream is not None:
+            self._stream.restart()
 
     def _committed(self, units: int) -> None:
         """An asynchronous phase, or a part of it, is settled."""

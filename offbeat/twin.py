@@ -33,9 +33,8 @@ class Settings:
                     if isinstance(value, tuple | list) and value and all(map(_number, value)):
                         self._rows.append((o, g, key, type(value), len(value)))
                     elif _number(value):
-                        self._rows.append(
-                            (o, g, key, float if isinstance(value, Tensor) else type(value), None)
-                        )
+                        kind = type(value) if isinstance(value, bool | int) else float
+                        self._rows.append((o, g, key, kind, None))
         self.count = sum(1 if width is None else width for *_, width in self._rows)
 
     def read(self) -> tuple[float, ...]:
@@ -46,6 +45,22 @@ class Settings:
             found.extend([float(value)] if width is None else map(float, value))
         return tuple(found)
 
+    def adopt(self, row: Sequence[float]) -> None:
+        """Sets the optimizers' own values to another worker's, where they differ."""
+        at = 0
+        for o, g, key, kind, width in self._rows:
+            values = row[at : at + (width or 1)]
+            at += len(values)
+            group = self._optimizers[o].param_groups[g]
+            if width is not None:
+                if [*map(float, group[key])] != [*values]:
+                    group[key] = kind(values)
+            elif float(group[key]) != values[0]:
+                if isinstance(group[key], Tensor):
+                    group[key].fill_(values[0])
+                else:
+                    group[key] = values[0]
+
     def write(self, groups: dict[tuple[int, int], dict[str, Any]], row: Sequence[float], lr: float) -> None:
         """Sets the values of `row` in `groups` (by optimizer and group), learning rates times `lr`."""
         at = 0
@@ -54,12 +69,10 @@ class Settings:
             at += len(values)
             if (o, g) not in groups:
                 continue
-            value = kind(values[0]) if width is None else kind(values)
-            groups[o, g][key] = value * lr if key == "lr" and lr != 1 else value
-
-
-def _kind(value: Any) -> type:
-    return float if isinstance(value, Tensor) else type(value)
+            value = kind(values) if width is not None else values[0] * lr if key == "lr" else values[0]
+            if kind is bool or (kind is int and value == int(value)):
+                value = kind(value)
+            groups[o, g][key] = value
 
 
 def _number(value: Any) -> bool:
@@ -116,10 +129,19 @@ def slots(
     p = nn.Parameter(torch.zeros(shape, dtype=dtype))
     p.grad = torch.zeros_like(p)
     one = twin(optimizer, [{**optimizer.param_groups[group], "params": [p]}])
+    before = _outside(one)
     try:
         one.step()
-    except TypeError as error:
-        raise TypeError(f"{name} cannot step for a shard, which has no closure: {error}") from error
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot step for a shard, which calls step() without a closure after a dense gradient "
+            f"({type(error).__name__}: {error}); use a protocol that keeps replicas (bsp, local, dasgd)"
+        ) from error
+    if changed := sorted(key for key, value in _outside(one).items() if before.get(key) != value):
+        raise TypeError(
+            f"{name} counts in {', '.join(changed)} and not in its state: with shards each process would "
+            f"count for itself; use a protocol that keeps replicas (bsp, local, dasgd)"
+        )
     found = []
     for key, value in sorted(one.state[p].items()):
         if isinstance(value, Tensor):
@@ -141,6 +163,14 @@ def slots(
                 f"{name} keeps a {type(value).__name__} in its state {key!r}, which shards cannot hold"
             )
     return tuple(found)
+
+
+def _outside(optimizer: Optimizer) -> dict[str, Any]:
+    """Plain values that an optimizer keeps outside of its state."""
+    found = {f"its attribute {k!r}": v for k, v in vars(optimizer).items()}
+    found.update({f"its group's {k!r}": v for group in optimizer.param_groups for k, v in group.items()})
+    plain = {k: float(v) if _number(v) else v for k, v in found.items() if _number(v) or isinstance(v, str)}
+    return {k: v for k, v in plain.items() if v == v}
 
 
 def strange(optimizer: Optimizer, known: set[str], expected: set[str]) -> TypeError:

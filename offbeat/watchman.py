@@ -29,13 +29,14 @@ class Watchman:
     def __init__(self, sync: Synchronizer, on_diverge: str):
         self._sync, self._mode, self._guard = sync, on_diverge, Guard()
         self._checkpoint: tuple[Path, Mapping[str, Stateful]] | None = None
+        self._units = 0  # where it was made
         self._due = 0.0
         self._warned = False
         self._mine: Diverged | None = None
 
     def saved(self, path: Path, also: Mapping[str, Stateful]) -> None:
         """There is a checkpoint to return to."""
-        self._checkpoint = path, also
+        self._checkpoint, self._units = (path, also), self._sync.units
 
     def look(self, telemetry: Telemetry) -> None:
         """Raises Diverged, or calls all workers together, if this worker's loss says so."""
@@ -80,15 +81,21 @@ class Watchman:
         self._mine = None
         units = worker.units
         worker.call(called)
-        told = collect(worker.epoch, "" if mine is None else json.dumps(list(mine.args), default=str))
-        reports = [json.loads(text) for text in told if text]
-        reason, _, rank, step, loss, staleness = reports[0]
+        own = {
+            "diverged": None if mine is None else [*mine.args[:1], *mine.args[2:]],
+            "checkpoint": None if self._checkpoint is None else [self._units, str(self._checkpoint[0])],
+        }
+        told = [json.loads(text) for text in collect(worker.epoch, json.dumps(own))]
+        reason, rank, step, loss, staleness = next(row["diverged"] for row in told if row["diverged"])
+        # Who waited while others saved doesn't know of it.
+        known = [row["checkpoint"] for row in told if row["checkpoint"]]
         diverged = mine or Diverged(reason, worker.protocol, rank, step, float(loss), staleness)
         if worker.rank == worker.members[0] and mine is None:
             self._record(diverged)
-        if self._checkpoint is None:
+        if not known:
             raise diverged from None
-        path, also = self._checkpoint
+        path = Path(max(known)[1])
+        also = {} if self._checkpoint is None else self._checkpoint[1]
         sync.warn(f"{diverged}. Going back to {path} and on with bsp")
         self._guard = Guard()
         sync.go_back(path, also)

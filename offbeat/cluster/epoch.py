@@ -107,16 +107,9 @@ class Epoch:
     def check(self) -> None:
         """Raises PeerLost when a member has gone: for workers that wait for each other in other ways."""
         for fd, inode in self._sockets:
-            with contextlib.suppress(BlockingIOError, InterruptedError):
-                try:
-                    with socket.socket(fileno=os.dup(fd)) as connection:
-                        there = os.fstat(connection.fileno()).st_ino == inode
-                        gone = there and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-                except ConnectionError:
-                    gone = True
-                if gone:
-                    self.close()
-                    raise PeerLost(f"a worker went away (members {list(self.members)})")
+            if _closed(fd, inode):
+                self.close()
+                raise PeerLost(f"a worker went away (members {list(self.members)})")
 
     def close(self) -> None:
         """Shuts the epoch's connections, so that every member waiting in one of its collectives learns
@@ -131,6 +124,20 @@ class Epoch:
             if not isinstance(group, ProcessGroupGloo):
                 with contextlib.suppress(RuntimeError):
                     group.abort()
+
+
+def _closed(fd: int, inode: int) -> bool:
+    """Whether the connection is over: its other end closed it, or gloo has, and perhaps somebody else has
+    the descriptor now."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            if os.fstat(connection.fileno()).st_ino != inode:
+                return True
+            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
 
 
 def _group(store: Store, index: int, size: int, device: torch.device) -> Any:

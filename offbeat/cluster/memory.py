@@ -76,7 +76,12 @@ class Memory:
         published = [room.take(buffers) for _ in range(clients)]
         self.size = -(-room.at // PAGE) * PAGE
         if first:
-            os.posix_fallocate(self.fd, base, self.size)
+            try:
+                os.posix_fallocate(self.fd, base, self.size)
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"no {self.size / 2**20:,.0f} MB of memory for this host's shards"
+                ) from error
             _ends[path] = base + self.size
         self._map = mmap.mmap(
             self.fd, self.size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=base
@@ -150,7 +155,10 @@ class Memory:
         """Returns when this client's committed push has been applied to every shard."""
         for k in range(self.count):  # each begins elsewhere, so that fewer wait for one lock
             shard = (k + self.client) % self.count
-            if self.current(shard).extra[self.client] != self._committed[self.client]:
+            which = self._which[shard]
+            done = self._halves[shard][which].extra[self.client] == self._committed[self.client]
+            # Once another flip has come, somebody may be building in the half that was looked at.
+            if not done or self._which[shard] != which:
                 with self._locked(shard):
                     self._apply(shard)
 
@@ -347,4 +355,4 @@ def open_file(path: str) -> int:
 
 def end_of(path: str) -> int:
     """Where a file is still free, as far as this process has used it: a job may keep shards several times."""
-    return _ends.get(path, 0)
+    return _ends.get(path, -(-os.fstat(open_file(path)).st_size // PAGE) * PAGE)

@@ -65,10 +65,12 @@ class RealWorker(ReplicaWorker):
         self._here, self._cut_by = here, cut
         self.home: ShardHome | None = None
         self._tickets: deque[int] = deque()
+        self._phase = 0  # how often shards were cut
         self._taken = 0  # tickets done in this phase
         self._last_unit = 0
         self.paused: Protocol | None = None  # what a checkpoint has interrupted
         self._looked = 0.0
+        self.on_deal: Callable[[], None] = lambda: None  # units are dealt in another way from here on
         self.on_ticket: Callable[[], None] = lambda: None
         self.on_commit: Callable[[int], None] = lambda units: None
         self.on_late: Callable[[], None] = lambda: None  # somebody came to a phase's end inside save()
@@ -129,7 +131,6 @@ class RealWorker(ReplicaWorker):
         if self.interrupted:
             return False
         self._hold(1)
-        self.schedules.move(self.units, self.whole())
         return self.units < self.whole()
 
     # Units
@@ -164,15 +165,19 @@ class RealWorker(ReplicaWorker):
             self.epoch.check()
         self._answer_alarm()
         skip = not self._finite()
+        # Not earlier: a ticket past the boundary is never done, and schedules can't be turned back.
+        self.schedules.move(self.units, self.whole())
         lr, momentum = self._factors(self.epoch.size)
         with applied(self.state.optimizers, lr, momentum):
             self.meter.lr = self.state.optimizers[0].param_groups[0]["lr"]
             settings = self.home.settings.read()
+        for optimizer in self.state.optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask for it
         self.team.tick(together=False)
         self._last_unit = self._tickets.popleft() + 1
         self._taken += 1
-        if not self._tickets and self.home.dealer is not None:
-            self._hold(1)  # before the gradients are on the way
+        if not self._tickets:
+            self.home.ask()  # before the gradients are on the way
         self.home.push(Push(self.rank, self.clock, 0, after, damped, settings), skip)
         return Pushing(self)
 
@@ -232,6 +237,8 @@ class RealWorker(ReplicaWorker):
         assert self.home is not None
         self._tickets.clear()
         self._taken, self._last_unit = 0, self.units
+        self._phase += 1
+        self.on_deal()
         self.home.begin(self.clock, self.units)
         self._exchange(Event.CUT).read()
         self.team.apart = True
@@ -291,12 +298,22 @@ class RealWorker(ReplicaWorker):
         self.home.gather()
         self.state.average(self.epoch, own=False)
         self.take_scale(words)
-        mine = {"tickets": list(self._tickets), "counts": self.home.counts.row(self.rank)}
+        mine = {
+            "tickets": list(self._tickets),
+            "counts": self.home.counts.row(self.rank),
+            "settings": self.home.settings.read(),
+            "schedules": self.schedules.counts(),
+        }
         rows = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
         self._deal_again([ticket for row in rows for ticket in row["tickets"]])
         self._tickets.clear()
+        self.on_deal()
         self._report([row["counts"] for row in rows])
         self._own = False
+        # Each had its own unit's learning rate: all go on from the latest.
+        counts = [row["schedules"] for row in rows]
+        self.schedules.catch_up(counts)
+        self.home.settings.adopt(rows[counts.index(max(counts))]["settings"])
         self.schedules.move(self.units, self.whole())
         self.on_commit(self.units)
 
@@ -348,6 +365,7 @@ class RealWorker(ReplicaWorker):
 
     def drop(self) -> None:
         """The shards' content doesn't count any more: another state is about to be taken."""
+        self.on_deal()
         self.team.apart, self.paused = False, None
         self._tickets.clear()
 
@@ -382,11 +400,11 @@ class _Claims:
     """This worker's units from now on, claimed one by one; for a sampler that fetches ahead."""
 
     def __init__(self, worker: RealWorker):
-        self._worker, self._at = worker, worker._taken
+        self._worker, self._at, self._phase = worker, worker._taken, worker._phase
 
     def __iter__(self) -> Iterator[int]:
         worker = self._worker
-        while worker.sharded:
+        while worker.sharded and worker._phase == self._phase:
             ahead = self._at - worker._taken
             worker._hold(ahead + 1)
             self._at += 1

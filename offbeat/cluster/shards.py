@@ -65,6 +65,7 @@ class Bridge:
 
     def __init__(self, outline: Outline, parameters: Sequence[nn.Parameter]):
         self.outline, self._parameters = outline, parameters
+        self._mine = [parameters[piece.parameter] for piece in outline.pieces]
         self._places: list[int] = []
         self._own: list[Tensor] = []
 
@@ -82,7 +83,7 @@ class Bridge:
 
     def own(self) -> list[Tensor]:
         """The parameters themselves, for writing."""
-        places = [p.data_ptr() for p in self._parameters]
+        places = [p.data_ptr() for p in self._mine]
         if places != self._places:  # the user may have moved them
             self._places, self._own = places, self.parts(lambda p: p.detach())
         return self._own
@@ -137,6 +138,7 @@ class ShardHome:
         size = sum(p.numel() * p.element_size() for p in state.parameters)
         self.per_host = max(1, min(MOST, -(-size // SHARD // len(hosts))))
         pieces = cut(state.parameters, state.optimizers, self.per_host * len(hosts), self.way)
+        self._stepped = sorted({piece.parameter for one in pieces for piece in one})
         kept = lru_cache(maxsize=None)(self._slots_of)
         self.outlines = [
             Outline(
@@ -214,9 +216,10 @@ class ShardHome:
             mine["keys"] = Keys.make().to_text()
         first = collect(team.epoch, json.dumps(mine))[0]
         keys = Keys.from_text(json.loads(first)["keys"])
+        others = collect(team.epoch, bind_address(self._towards))
         served: dict[str, str] = {}
         if team.rank == self.ranks[self.here][0]:
-            at = bind_address(self._towards)
+            at = self._address(others)
             self._server = Server(self.memory, keys, self._generation, range(team.world), at)
             served = {"address": self._server.address, "public": self._server.public}
         rows = [json.loads(text) for text in collect(team.epoch, json.dumps(served))]
@@ -231,6 +234,13 @@ class ShardHome:
                 self.dealer = client
         for remote in self._remote:
             remote.client.ready(self._check)
+
+    def _address(self, others: Sequence[str]) -> str:
+        """Where to serve. The host where the job meets may know its own name as the loopback's: then the way
+        to another host tells."""
+        mine = others[self._team.members.index(self._team.rank)]
+        away = [at for at in others if not _loopback(at)]
+        return bind_address((away[0], 1)) if _loopback(mine) and away else mine
 
     def close(self) -> None:
         """Ends the server and the connections. All members are through."""
@@ -260,14 +270,22 @@ class ShardHome:
         self._seen = [0] * len(self.outlines)
         self._clock = clock
         self._pending, self._counted = 0, clock
+        self._asked = False  # for a unit
         copy(self._published, self._state.buffers(floating=True))
+
+    def ask(self) -> None:
+        """Asks for the next unit's number early, where it comes from another host."""
+        if self.dealer is not None and not self._asked:
+            self._asked = True
+            self.dealer.claim(1)
 
     def claim(self) -> int:
         """The next unit's number."""
         if self.dealer is None:
             return self.memory.claim()
-        self.dealer.claim(1)
-        return self.dealer.ticket(self._check)
+        self.ask()
+        self._asked = False
+        return self.dealer.ticket(self._team.epoch.check)
 
     def push(self, push: Push, skip: bool) -> None:
         """Sends what `.grad` holds on its way (nothing at all, if `skip`); `push` lacks only what each shard
@@ -322,11 +340,11 @@ class ShardHome:
 
     def _missing(self, skip: bool) -> bytes:
         parameters = self._state.parameters
-        if not skip and all(p.grad is not None for p in parameters):
+        if not skip and all(parameters[i].grad is not None for i in self._stepped):
             return b""
         bits = 0
-        for i, p in enumerate(parameters):
-            if skip or p.grad is None:
+        for i in self._stepped:
+            if skip or parameters[i].grad is None:
                 bits |= 1 << i
         return bits.to_bytes((len(parameters) + 7) // 8, "little")
 
@@ -368,16 +386,17 @@ class ShardHome:
         published; afterwards what it held before, to the bit. Nobody waits for anybody."""
         tensors = self._state.averaged()
         kept = [tensor.detach().clone() for tensor in tensors]
-        for remote in self._remote:
-            remote.pull(-inf, self._show_remote, note=False)
-        for s, local in enumerate(self._local):
-            self.memory.pull(s, None, local.take)
-        receive([remote.client for remote in self._remote], self._check)
-        rows = [self._buffers_in(one) for one in self._everyones_buffers()]
-        if rows:
-            means = [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
-            copy(self._state.buffers(floating=True), means)
+        check = self._team.epoch.check
         try:
+            for remote in self._remote:
+                remote.pull(-inf, self._show_remote, note=False)
+            for s, local in enumerate(self._local):
+                self.memory.pull(s, None, local.take)
+            receive([remote.client for remote in self._remote], check)
+            rows = [self._buffers_in(one) for one in self._everyones_buffers()]
+            if rows:
+                means = [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
+                copy(self._state.buffers(floating=True), means)
             yield
         finally:
             copy(tensors, kept)
@@ -391,7 +410,9 @@ class ShardHome:
             return []
         texts = [(self.memory.buffers(), self.ranks[self.here])]
         for remote in self._remote:
-            texts.append((remote.client.buffers(self._check), self.ranks[remote.shards[0] // self.per_host]))
+            texts.append(
+                (remote.client.buffers(self._team.epoch.check), self.ranks[remote.shards[0] // self.per_host])
+            )
         return [
             memory.tensor_of(bytearray(text[i * size : (i + 1) * size]))
             for text, ranks in texts
@@ -404,7 +425,7 @@ class ShardHome:
         self.memory.rest(self._team.rank)
         for remote in self._remote:
             remote.client.rest()
-        flush([remote.client for remote in self._remote], self._check)
+        flush([remote.client for remote in self._remote], self._team.epoch.check)
 
     @property
     def alarm(self) -> int:
@@ -415,6 +436,7 @@ class ShardHome:
         self.memory.alarm = value
         for remote in self._remote:
             remote.client.raise_alarm(value)
+        flush([remote.client for remote in self._remote], self._team.epoch.check)
 
     def gather(self) -> None:
         """Collective, when all are through: every replica gets parameters and optimizer state from the
@@ -435,6 +457,10 @@ class ShardHome:
                 if host != self.here:
                     Shard(self.outlines[g], block, self._state.optimizers, self.settings).store(target.write)
         target.done()
+
+
+def _loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 class _Local:
@@ -535,7 +561,10 @@ class _Gathered:
             self._take(part(piece, old, p), shaped(piece, values, p))
         else:
             if not (isinstance(old, Tensor) and old.shape == values.shape and old.dtype == slot.dtype):
-                where = "cpu" if slot.kind == "scalar" else p.device
+                group = self._state.optimizers[piece.optimizer].param_groups[piece.group]
+                # As torch does: step counts stay on the CPU unless the step runs on the device as a whole.
+                on_device = group.get("fused") or group.get("capturable") or p.dim() == 0
+                where = p.device if on_device or slot.kind != "scalar" else torch.device("cpu")
                 old = state[slot.key] = torch.zeros(values.shape, dtype=slot.dtype, device=where)
             self._take(old, values)
 
