@@ -13,6 +13,7 @@ without ours, the host's first worker. Locks are `lockf` byte ranges: the kernel
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -76,12 +77,7 @@ class Memory:
         published = [room.take(buffers) for _ in range(clients)]
         self.size = -(-room.at // PAGE) * PAGE
         if first:
-            try:
-                os.posix_fallocate(self.fd, base, self.size)
-            except OSError as error:
-                raise OSError(
-                    error.errno, f"no {self.size / 2**20:,.0f} MB of memory for this host's shards"
-                ) from error
+            _make_room(self.fd, base, self.size)
             _ends[path] = base + self.size
         self._map = mmap.mmap(
             self.fd, self.size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=base
@@ -329,6 +325,21 @@ class _Slot:
         end, settings = self._form.size, tuple(rest[self._shards :])
         bits = bytes(self._head[end : end + missing])
         return Push(member, clock, rest[shard], after, bool(damped), settings, bits)
+
+
+def _make_room(fd: int, base: int, size: int) -> None:
+    """Takes the memory now. The kernel would rather kill somebody than say that there is not enough."""
+    free = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    new = base + size - min(os.fstat(fd).st_size, base + size)
+    if free and new > free:
+        raise OSError(
+            errno.ENOMEM,
+            f"this host's shards need {new / 2**20:,.0f} MB of memory (twice the parameters and the optimizer's "
+            f"state, and a gradient for each worker), and {free / 2**20:,.0f} MB are available",
+        )
+    os.posix_fallocate(fd, base, size)
 
 
 def tensor_of(data: memoryview | bytes | bytearray) -> Tensor:
