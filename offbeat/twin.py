@@ -166,10 +166,11 @@ def slots(
 
 
 def _outside(optimizer: Optimizer) -> dict[str, Any]:
-    """Plain values that an optimizer keeps outside of its state."""
+    """Numbers that an optimizer keeps outside of its state."""
     found = {f"its attribute {k!r}": v for k, v in vars(optimizer).items()}
     found.update({f"its group's {k!r}": v for group in optimizer.param_groups for k, v in group.items()})
-    plain = {k: float(v) if _number(v) else v for k, v in found.items() if _number(v) or isinstance(v, str)}
+    # A flag is no count: torch's fused optimizers have one that says what they have checked already.
+    plain = {k: float(v) for k, v in found.items() if _number(v) and not isinstance(v, bool)}
     return {k: v for k, v in plain.items() if v == v}
 
 

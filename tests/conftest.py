@@ -3,5 +3,5 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"tests.contract_{part}" for part in "checkpoints endings misuse parity semantics training".split())
+    *(f"tests.contract_{part}" for part in "checkpoints endings misuse parity semantics shards training".split())
 )

@@ -8,8 +8,9 @@ from tests.contract_endings import Endings
 from tests.contract_misuse import Misuse
 from tests.contract_parity import Parity
 from tests.contract_semantics import Semantics
+from tests.contract_shards import Shards
 from tests.contract_training import Training
 
 
-class Contract(Parity, Semantics, Training, Endings, Checkpoints, Misuse):
+class Contract(Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards):
     """Everything."""

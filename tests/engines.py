@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
@@ -65,9 +65,10 @@ class RealEngine:
         *args: Any,
         env: Mapping[str, str] | None = None,
         timeout: float = PATIENCE,
+        hosts: Sequence[int] | None = None,
     ) -> list[Any]:
         """Every rank's value; raises the RemoteError that came first, or Hang."""
-        found = self.outcomes(workers, function, *args, env=env, timeout=timeout)
+        found = self.outcomes(workers, function, *args, env=env, timeout=timeout, hosts=hosts)
         errors = [one for one in found if isinstance(one, RemoteError | Died)]
         for one in sorted(errors, key=lambda one: isinstance(one, RemoteError) and one.type == "PeerLost"):
             raise one if isinstance(one, RemoteError) else AssertionError(f"{one}\n{self.log(one.rank)}")
@@ -80,8 +81,9 @@ class RealEngine:
         *args: Any,
         env: Mapping[str, str] | None = None,
         timeout: float = PATIENCE,
+        hosts: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Every rank's value, or its RemoteError, or Died."""
+        """Every rank's value, or its RemoteError, or Died. hosts: each rank's host, as if there were several."""
         from torch.distributed import TCPStore
 
         self._runs += 1
@@ -104,6 +106,7 @@ class RealEngine:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "OMP_NUM_THREADS": "1",
                 "OFFBEAT_OUT": str(self.out),
+                "GROUP_RANK": str(hosts[rank] if hosts else 0),
                 **(env or {}),
             }
             log = self.out / f"rank{rank}.log"

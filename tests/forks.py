@@ -19,6 +19,7 @@ context.set_forkserver_preload(
         "offbeat.sync",
         "tests.scripts_endings",
         "tests.scripts_checkpoints",
+        "tests.scripts_shards",
     ]
 )
 # The server finds the tests' modules as pytest does.

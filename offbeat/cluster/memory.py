@@ -336,8 +336,8 @@ def _make_room(fd: int, base: int, size: int) -> None:
     if free and new > free:
         raise OSError(
             errno.ENOMEM,
-            f"this host's shards need {new / 2**20:,.0f} MB of memory (twice the parameters and the optimizer's "
-            f"state, and a gradient for each worker), and {free / 2**20:,.0f} MB are available",
+            f"this host's shards need {new / 2**20:,.0f} MB of memory (twice the parameters and the "
+            f"optimizer's state, and a gradient for each worker), and {free / 2**20:,.0f} MB are available",
         )
     os.posix_fallocate(fd, base, size)
 
