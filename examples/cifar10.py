@@ -1,7 +1,7 @@
 """CIFAR-10 with ResNet-32 (He et al., 2016) or a small ResNet-8.
 
     offbeat run -n 2 examples/cifar10.py --data DIR --subset 5000 --epochs 3
-    offbeat run -n 4 examples/cifar10.py --data DIR --model resnet32 --epochs 160 --plan "bsp:6.25% dasgd"
+    offbeat run -n 4 examples/cifar10.py --data DIR --model resnet32 --epochs 160 --plan "bsp:6.25% asp"
 
 DIR holds the dataset's parquet files from the Hugging Face hub.
 """

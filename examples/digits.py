@@ -1,7 +1,7 @@
 """A small CNN on scikit-learn's digits (8x8 pixels), about 99 % accurate in some ten seconds.
 
 python examples/digits.py                                        # one worker
-offbeat run -n 2 examples/digits.py --plan "bsp:12.5% dasgd"     # two, and a plan of your own
+offbeat run -n 2 examples/digits.py --plan "bsp:12.5% asp"       # two, and a plan of your own
 """
 
 import argparse

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from offbeat.cluster.control import Event, Word
 from offbeat.cluster.replicas import ReplicaWorker
-from offbeat.cluster.shards import ShardHome
+from offbeat.cluster.shards import Counts, ShardHome
 from offbeat.cluster.state import collect
 from offbeat.hyper import applied
 from offbeat.job import Job
@@ -279,7 +279,9 @@ class RealWorker(ReplicaWorker):
                 collect(self.epoch, "")
             elif event in (Event.SETTLE, Event.IDLE, Event.LEAVE):
                 if self.sharded:
-                    self._gather(words)
+                    self._gather(words, over=event != Event.SETTLE)
+                elif event == Event.IDLE:  # a pause was the phase's end
+                    self._report(collect(self.epoch, json.dumps(self.home.counts.row(self.rank))))
                 if event == Event.IDLE and any(word.flag for word in words):
                     self.on_late()
                 left = mine == Event.LEAVE and event != Event.LEAVE
@@ -291,8 +293,8 @@ class RealWorker(ReplicaWorker):
                     f"this worker waits for the end of {self.protocol} while others call {event.call}"
                 )
 
-    def _gather(self, words: Sequence[Word]) -> None:
-        """Every replica takes the shards' content; what each did is told to all."""
+    def _gather(self, words: Sequence[Word], over: bool) -> None:
+        """Every replica takes the shards' content; when the phase is over, what each did is told to all."""
         assert self.home is not None
         self.team.apart = False
         self.home.gather()
@@ -300,7 +302,7 @@ class RealWorker(ReplicaWorker):
         self.take_scale(words)
         mine = {
             "tickets": list(self._tickets),
-            "counts": self.home.counts.row(self.rank),
+            "counts": json.dumps(self.home.counts.row(self.rank)),
             "settings": self.home.settings.read(),
             "schedules": self.schedules.counts(),
         }
@@ -308,7 +310,8 @@ class RealWorker(ReplicaWorker):
         self._deal_again([ticket for row in rows for ticket in row["tickets"]])
         self._tickets.clear()
         self.on_deal()
-        self._report([row["counts"] for row in rows])
+        if over:
+            self._report([row["counts"] for row in rows])
         self._own = False
         # Each had its own unit's learning rate: all go on from the latest.
         counts = [row["schedules"] for row in rows]
@@ -317,10 +320,12 @@ class RealWorker(ReplicaWorker):
         self.schedules.move(self.units, self.whole())
         self.on_commit(self.units)
 
-    def _report(self, rows: Sequence[dict[str, Any]]) -> None:
+    def _report(self, texts: Sequence[str]) -> None:
+        assert self.home is not None
+        self.home.counts = Counts()
         total: dict[int, int] = {}
         workers = []
-        for row in rows:
+        for row in map(json.loads, texts):
             found = {int(k): n for k, n in row.pop("staleness").items()}
             pushes = sum(found.values())
             for k, n in found.items():
@@ -368,6 +373,8 @@ class RealWorker(ReplicaWorker):
         self.on_deal()
         self.team.apart, self.paused = False, None
         self._tickets.clear()
+        if self.home is not None:
+            self.home.counts = Counts()
 
     def leave(self) -> None:
         if not self.sharded:

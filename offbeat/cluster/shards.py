@@ -266,7 +266,7 @@ class ShardHome:
         for s in range(self.per_host):
             if here[s % len(here)] == team.rank:
                 self.memory.load(s, self._state.parameters, self._state.optimizers)
-        self.counts, self.staleness = Counts(), None
+        self.staleness = None
         self._seen = [0] * len(self.outlines)
         self._clock = clock
         self._pending, self._counted = 0, clock
