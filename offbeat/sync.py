@@ -243,7 +243,11 @@ class Synchronizer:
         self._muted = False
         with self._watchman:
             self._watchman.look(self._telemetry)
-            self._course.advance()
+            self.worker.stepping = True
+            try:
+                self._course.advance()
+            finally:
+                self.worker.stepping = False
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -277,7 +281,8 @@ class Synchronizer:
     def consensus(self) -> Iterator[None]:
         """Inside, the model holds the members' mean (parameters and floating-point buffers); afterwards
         what it held before, to the bit. All members must enter it together: `sync.every` tells all the
-        same. Under asp and ssp it holds the shards' newest parameters, and nobody waits for anybody."""
+        same. Under asp and ssp it holds the shards' newest parameters, nobody waits for anybody, and this
+        worker goes on with the parameters that are newest when it leaves."""
         if self.done or self._inside_consensus:
             yield
             return
@@ -346,11 +351,7 @@ class Synchronizer:
                 self._course.resume()
                 raise
             self._watchman.saved(Path(path), also or {})
-            self.worker.saving = True
-            try:
-                self._course.resume()
-            finally:
-                self.worker.saving = False
+            self._course.resume()
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
@@ -506,8 +507,8 @@ class Synchronizer:
         self._answered = units
 
     def _mute(self) -> None:
-        """A worker came to the phase's end inside save(): where it stands it won't be asked before its next
-        step, so nobody is told of what falls due here before theirs."""
+        """A worker came to the phase's end outside of step(), in save() or at the beginning: where it stands
+        it won't ask before its next step, so nobody is told before theirs of what falls due here."""
         self._muted = True
 
     def _check_step(self) -> None:

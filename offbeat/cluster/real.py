@@ -73,8 +73,8 @@ class RealWorker(ReplicaWorker):
         self.on_deal: Callable[[], None] = lambda: None  # units are dealt in another way from here on
         self.on_ticket: Callable[[], None] = lambda: None
         self.on_commit: Callable[[int], None] = lambda units: None
-        self.on_late: Callable[[], None] = lambda: None  # somebody came to a phase's end inside save()
-        self.saving = False
+        self.on_late: Callable[[], None] = lambda: None  # somebody came to a phase's end outside of step()
+        self.stepping = False  # inside step()
         self.row: Callable[[], str] = lambda: ""
         self.trace: list[dict[str, Any]] | None = None
         self.shards_ms: float | None = None  # what making room for shards cost
@@ -264,7 +264,7 @@ class RealWorker(ReplicaWorker):
             self.home.rest()
         while True:
             waited = time.perf_counter()
-            exchange = self._exchange(mine, flag=int(self.saving))
+            exchange = self._exchange(mine, flag=int(not self.stepping))
             words = exchange.read()
             self._settle_met += time.perf_counter() - waited
             event = exchange.event()

@@ -326,11 +326,13 @@ class ShardHome:
         if after != -inf:
             ready = self._until(lambda s: self.memory.may_pull(s, after))
             self.counts.waited(self.memory.wait(ready, self._check))
-        member = self._team.rank
+        self._take_all(self._check)
+
+    def _take_all(self, check: Callable[[], None]) -> None:
         for s, (g, local) in enumerate(zip(self.local, self._local, strict=True)):
-            self._seen[g] = self.memory.pull(s, member, local.take)
+            self._seen[g] = self.memory.pull(s, self._team.rank, local.take)
         if self._remote:
-            receive([remote.client for remote in self._remote], self._check)
+            receive([remote.client for remote in self._remote], check)
             self._count()
         if self.trace is not None:
             self.trace.append({"kind": "pull", "clock": self._clock, "seen": list(self._seen)})
@@ -383,10 +385,11 @@ class ShardHome:
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
         """Inside, the model holds the newest parameters and the mean of the buffers that the workers last
-        published; afterwards what it held before, to the bit. Nobody waits for anybody."""
-        tensors = self._state.averaged()
-        kept = [tensor.detach().clone() for tensor in tensors]
-        check = self._team.epoch.check
+        published. Afterwards it holds its own buffers again, to the bit, and the parameters that are newest
+        then: gradients of those from before would be as stale as the visit was long. Nobody waits for
+        anybody."""
+        buffers, check = self._state.buffers(floating=True), self._team.epoch.check
+        kept = [tensor.clone() for tensor in buffers]
         try:
             for remote in self._remote:
                 remote.pull(-inf, self._show_remote, note=False)
@@ -395,11 +398,12 @@ class ShardHome:
             receive([remote.client for remote in self._remote], check)
             rows = [self._buffers_in(one) for one in self._everyones_buffers()]
             if rows:
-                means = [torch.stack(column).mean(0) for column in zip(*rows, strict=True)]
-                copy(self._state.buffers(floating=True), means)
+                copy(buffers, [torch.stack(column).mean(0) for column in zip(*rows, strict=True)])
             yield
         finally:
-            copy(tensors, kept)
+            copy(buffers, kept)
+            self.pull(-inf)
+            self._take_all(check)
 
     def _show_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         copy(remote.bridges[shard].own(), remote.views(shard, data))
