@@ -3,5 +3,8 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"tests.contract_{part}" for part in "checkpoints endings misuse parity semantics shards training".split())
+    *(
+        f"tests.contract_{part}"
+        for part in "asynchronous checkpoints endings misuse parity semantics shards training".split()
+    )
 )

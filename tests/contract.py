@@ -3,6 +3,7 @@ the fixture `engine` (see `engines.py`)."""
 
 from __future__ import annotations
 
+from tests.contract_asynchronous import Asynchronous
 from tests.contract_checkpoints import Checkpoints
 from tests.contract_endings import Endings
 from tests.contract_misuse import Misuse
@@ -12,5 +13,5 @@ from tests.contract_shards import Shards
 from tests.contract_training import Training
 
 
-class Contract(Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards):
+class Contract(Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards, Asynchronous):
     """Everything."""

@@ -83,7 +83,7 @@ class RealEngine:
         timeout: float = PATIENCE,
         hosts: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Every rank's value, or its RemoteError, or Died. hosts: each rank's host, as if there were several."""
+        """Every rank's value, or its RemoteError, or Died. hosts: on which of several hosts each rank is."""
         from torch.distributed import TCPStore
 
         self._runs += 1

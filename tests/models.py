@@ -84,6 +84,17 @@ class Odd(nn.Module):
         return self.last(torch.tanh(x @ self.weight * self.scale + self.shift))
 
 
+class Wide(nn.Module):
+    """More elements than are stepped, sent or locked at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, 30_000), nn.Linear(30_000, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.tanh(self.one(x)))
+
+
 class Mixed(nn.Module):
     """Parameters of three dtypes, the middle ones of another."""
 
@@ -132,6 +143,7 @@ def build(name: str, seed: int = 3, dtype: torch.dtype = torch.float64) -> nn.Mo
             "tied": Tied,
             "pictures": Pictures,
             "odd": Odd,
+            "wide": Wide,
             "frozen": frozen,
         }[name]()
     return made.to(dtype)
@@ -216,7 +228,10 @@ _PLAIN: dict[str, Made] = {
     "amsgrad": partial(torch.optim.Adam, amsgrad=True),
     "adam foreach": partial(torch.optim.Adam, foreach=True),
     "adam fused": partial(torch.optim.Adam, fused=True),
-    "adamw tensor lr": lambda params, lr, **more: torch.optim.AdamW(params, lr=torch.tensor(lr, dtype=torch.float64), **more),
+    "adafactor": torch.optim.Adafactor,
+    "adamw tensor lr": lambda params, lr, **more: torch.optim.AdamW(
+        params, lr=torch.tensor(lr, dtype=torch.float64), **more
+    ),
 }
 
 _WITH_MOMENTUM: dict[str, Made] = {
@@ -247,12 +262,15 @@ def optimize(
 def compose(
     kind: str, name: str, optimizer: str, lr: float, momentum: float, decay: float, dtype: Any, seed: int
 ) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-    """A model and its optimizer ("one"), with two parameter groups of different settings ("groups"), or two
-    models that train together, each with an optimizer ("pair")."""
+    """A model and its optimizer ("one"), with two parameter groups of different settings ("groups"), with an
+    optimizer for every second parameter only ("part"), or two models that train together, each with an
+    optimizer ("pair")."""
     model = build(name, seed, dtype)
     settings = (lr, momentum, decay)
     if kind == "one":
         return [model], [optimize(optimizer, model.parameters(), *settings)]
+    if kind == "part":
+        return [model], [optimize(optimizer, list(model.parameters())[::2], *settings)]
     if kind == "groups":
         trained = list(model.parameters())
         groups = [

@@ -353,7 +353,8 @@ class ShardHome:
     def _take_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         g = remote.shards[shard]
         copy(remote.bridges[shard].own(), remote.views(shard, data))
-        self._note({g: applied})
+        if self._clock != self._counted:  # else the push was noted with the pull before
+            self._note({g: applied})
         self._seen[g] = version
 
     def _note(self, applied: dict[int, int]) -> None:
