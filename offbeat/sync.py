@@ -281,8 +281,8 @@ class Synchronizer:
     def consensus(self) -> Iterator[None]:
         """Inside, the model holds the members' mean (parameters and floating-point buffers); afterwards
         what it held before, to the bit. All members must enter it together: `sync.every` tells all the
-        same. Under asp and ssp it holds the shards' newest parameters, nobody waits for anybody, and this
-        worker goes on with the parameters that are newest when it leaves."""
+        same. Under asp and ssp it holds the shards' newest parameters, nobody waits for anybody, and under
+        asp this worker goes on with the parameters that are newest when it leaves."""
         if self.done or self._inside_consensus:
             yield
             return

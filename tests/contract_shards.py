@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,13 +122,9 @@ OPTIMIZERS = [
 
 MODELS = [
     *[("tied", "one", usual), ("branches", "one", scripts.branching), ("branches", "one", scripts.lonely)],
-    *[
-        ("odd", "one", usual),
-        ("frozen", "one", usual),
-        ("channels_last", "one", usual),
-        ("mlp", "part", usual),
-    ],
-    *[("mlp", "groups", usual), ("mlp", "pair", scripts_shards.pair_loss), ("mixed", "one", usual)],
+    *[("odd", "one", usual), ("frozen", "one", usual), ("channels_last", "one", usual)],
+    *[("mlp", "part", usual), ("mlp", "groups", usual), ("mlp", "pair", scripts_shards.pair_loss)],
+    ("mixed", "one", usual),
 ]
 
 
@@ -186,24 +183,19 @@ class Shards:
         rows = each_of(engine, 4, [(scripts_shards.train, job) for job in jobs], wire)
         for bound, found in zip((0, 1, 3), rows, strict=True):
             ranks = [pushes for (pushes,) in pushes_of(found)]
-            lead = 0
-            for g in range(shards_in(found)):
-                for rank, pushes in enumerate(ranks):
-                    for push in pushes:
-                        clock = push.clock - 3  # it was computed at, from the phase's begin at clock 2
-                        for other, theirs in enumerate(ranks):
-                            if other == rank:
-                                continue
-                            held = sum(one.applied[g] <= push.seen[g] for one in theirs)
-                            assert min(clock - bound, len(theirs)) <= held <= clock + bound, (
-                                rank,
-                                clock,
-                                other,
-                            )
-                            if held < len(theirs):  # else it may be through
-                                lead = max(lead, clock - held)
-                        assert push.staleness(g) <= (2 * bound + 1) * 3
-            assert lead == bound, "the slow one was waited for, and not sooner than needed"
+            leads = []
+            for rank, other, g in itertools.product(range(4), range(4), range(shards_in(found))):
+                if rank == other:
+                    continue
+                for push in ranks[rank]:
+                    clock = push.clock - 3  # it was computed at, from the phase's begin at clock 2
+                    theirs = ranks[other]
+                    held = sum(one.applied[g] <= push.seen[g] for one in theirs)
+                    assert min(clock - bound, len(theirs)) <= held <= clock + bound, (rank, clock, other)
+                    assert push.staleness(g) <= (2 * bound + 1) * 3
+                    if held < len(theirs):  # else it may be through
+                        leads.append(clock - held)
+            assert max(leads) == bound, "the slow one was waited for, and not sooner than needed"
             assert max(map(len, ranks)) - min(map(len, ranks)) <= bound + 1
 
     # Counters
@@ -242,7 +234,7 @@ class Shards:
 
     @both
     def test_optimizers_are_their_replay(self, engine: Any, wire: bool) -> None:
-        turns = [asp(8), bsp(14), asp(23, damped=True), ssp(1)]
+        turns = [asp(8), bsp(14), asp(23), ssp(1)]
         base = Job(text(turns), 32, "plain", lr=0.01, momentum=0.9, decay=0.01, shard=300)
         some = ["torch nesterov", "adam", "adagrad", "asgd", "lars", "muon"]
         jobs = [replace(base, optimizer=optimizer) for optimizer in (some if wire else OPTIMIZERS)]
@@ -261,7 +253,7 @@ class Shards:
         ],
     )
     def test_models_are_their_replay(self, engine: Any, optimizer: str, wire: bool) -> None:
-        turns = [asp(9), bsp(15), ssp(2, 26), local(2)]
+        turns = [asp(9), bsp(15), local(2, 22), ssp(2)]
         base = Job(text(turns), 34, lr=0.01, momentum=0.9, decay=0.01, optimizer=optimizer, shard=250)
         cases = [(replace(base, model=model, kind=kind), loss) for model, kind, loss in MODELS]
         rows = each_of(engine, 3, [(scripts_shards.train, *case) for case in cases], wire)
@@ -353,7 +345,7 @@ class Shards:
                 lr, momentum = expected[push.ticket // 3]
                 assert by_name(push)["lr"] == pytest.approx(lr / 3, rel=1e-12), push.ticket
                 assert by_name(push)["momentum"] == pytest.approx(momentum, rel=1e-12)
-            assert {one.notes["lr"] for one in found} == {pytest.approx(expected[steps][0])}
+            assert [one.notes["lr"] for one in found] == pytest.approx([expected[steps][0]] * 3)
 
     @both
     def test_momentum_policies(self, engine: Any, wire: bool) -> None:

@@ -271,6 +271,7 @@ class ShardHome:
         self._clock = clock
         self._pending, self._counted = 0, clock
         self._asked = False  # for a unit
+        self._bounded = True  # until a push says otherwise
         copy(self._published, self._state.buffers(floating=True))
 
     def ask(self) -> None:
@@ -292,7 +293,7 @@ class ShardHome:
         adds."""
         missing = self._missing(skip)
         self._push = push = replace(push, missing=missing)
-        self._clock = push.clock
+        self._clock, self._bounded = push.clock, push.after != -inf
         for remote in self._remote:
             remote.push(push, self._seen, self._narrow, skip, self._take_remote)
         if not skip:
@@ -386,11 +387,13 @@ class ShardHome:
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
         """Inside, the model holds the newest parameters and the mean of the buffers that the workers last
-        published. Afterwards it holds its own buffers again, to the bit, and the parameters that are newest
-        then: gradients of those from before would be as stale as the visit was long. Nobody waits for
-        anybody."""
+        published. Afterwards it holds its own buffers again, to the bit, and without a bound the parameters
+        that are newest then: gradients of those from before would be as stale as the visit was long. With a
+        bound, which keeps the others from going far meanwhile, those that it may compute on: the ones from
+        before. Nobody waits for anybody."""
         buffers, check = self._state.buffers(floating=True), self._team.epoch.check
-        kept = [tensor.clone() for tensor in buffers]
+        tensors = self._state.averaged() if self._bounded else buffers
+        kept = [tensor.detach().clone() for tensor in tensors]
         try:
             for remote in self._remote:
                 remote.pull(-inf, self._show_remote, note=False)
@@ -402,9 +405,10 @@ class ShardHome:
                 copy(buffers, [torch.stack(column).mean(0) for column in zip(*rows, strict=True)])
             yield
         finally:
-            copy(buffers, kept)
-            self.pull(-inf)
-            self._take_all(check)
+            copy(tensors, kept)
+            if not self._bounded:
+                self.pull(-inf)
+                self._take_all(check)
 
     def _show_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         copy(remote.bridges[shard].own(), remote.views(shard, data))
