@@ -84,7 +84,7 @@ def twin(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> Optimizer:
 
     Raises TypeError for one that holds on to its parameters in ways of its own."""
     made: Optimizer = object.__new__(type(optimizer))
-    for name, value in vars(optimizer).items():
+    for name, value in list(vars(optimizer).items()):  # another thread may be using it
         if isinstance(value, Optimizer | nn.Parameter):
             what = "another optimizer" if isinstance(value, Optimizer) else "a parameter"
             raise TypeError(
