@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tests.scripts_shards import Job
 
 HOSTS: dict[int, list[int]] = {2: [0, 1], 3: [1, 0, 1], 4: [0, 0, 1, 1]}
 both = pytest.mark.parametrize("wire", [False, True], ids=["memory", "wire"])
+slow = pytest.mark.slow
 
 WHOLE = ("sgd", "nesterov", "lars", "muon")
 """Optimizers whose kind shards don't know: they get whole tensors."""
@@ -54,6 +55,11 @@ def each_of(
     """Every rank's value of each call (a script and its arguments), all of them in the same processes."""
     found = engine.run(workers, scripts_shards.several, calls, hosts=hosts_of(workers, wire), **more)
     return [list(row) for row in zip(*found, strict=True)]
+
+
+def half(cases: Iterable[Any], wire: bool) -> list[Any]:
+    """Every second case over the memory of one host, the others over the wire."""
+    return list(cases)[wire::2]
 
 
 def shards_in(found: Sequence[Any]) -> int:
@@ -131,8 +137,10 @@ MODELS = [
 class Shards:
     # Identities
 
-    @both
-    @pytest.mark.parametrize("workers", [2, 3, 4])
+    @pytest.mark.parametrize(
+        ("workers", "wire"),
+        [(2, False), (3, False), (3, True), (4, True)],
+    )
     def test_ssp_of_zero_is_bsp(self, engine: Any, workers: int, wire: bool) -> None:
         plain = [Job("bsp", 12 * workers, "mlp", optimizer) for optimizer in ("torch sgd", "sgd")]
         stale = [replace(job, plan="ssp(0)", shard=300, slow={1: 0.002}) for job in plain]
@@ -203,41 +211,40 @@ class Shards:
     @both
     def test_updates_applied_are_gradients_pushed(self, engine: Any, wire: bool) -> None:
         """Rank r's gradient is 1000 ** r everywhere: the sum tells who has pushed how often."""
-        job = Job("asp", 1200, "linear", "torch sgd", lr=4.0, shard=60, slow={2: 0.0005})
+        job = Job("asp", 800, "linear", "torch sgd", lr=4.0, shard=60, slow={2: 0.0005})
         found = engine.run(4, scripts_shards.counting, job, hosts=hosts_of(4, wire))
         all_hold_the_same(found)
         (value,) = set((-found[0].parameters).tolist())
         counts = [int(value) // 1000**rank % 1000 for rank in range(4)]
         assert counts == [len(one.notes["log"].steps) for one in found]
-        assert sum(counts) == 1200
+        assert sum(counts) == 800
         tickets = [ticket for one in found for _, ticket, _ in one.notes["log"].steps]
-        assert sorted(tickets) == list(range(1200))
+        assert sorted(tickets) == list(range(800))
 
     # The replay
 
     @pytest.mark.parametrize(
-        ("workers", "wire"),
+        ("workers", "wire", "plans"),
         [
-            (3, False),
-            (3, True),
-            *(pytest.param(n, wire, marks=pytest.mark.slow) for n in (2, 4) for wire in (False, True)),
+            (3, False, half(PLANS, False)),
+            (3, True, half(PLANS, True)),
+            *(pytest.param(*row, PLANS, marks=slow) for row in itertools.product((2, 3, 4), (False, True))),
         ],
     )
     def test_switches_in_every_direction_are_their_replay(
-        self, engine: Any, workers: int, wire: bool
+        self, engine: Any, workers: int, wire: bool, plans: Iterable[str]
     ) -> None:
         base = Job("", 64, "mlp", "torch nesterov", lr=0.03, momentum=0.9, decay=0.01, shard=300)
-        jobs = [replace(base, plan=text(turns), slow={1: 0.001}) for turns in PLANS.values()]
+        jobs = [replace(base, plan=text(PLANS[name]), slow={1: 0.001}) for name in plans]
         rows = each_of(engine, workers, [(scripts_shards.train, job) for job in jobs], wire)
-        for job, turns, found in zip(jobs, PLANS.values(), rows, strict=True):
-            as_replay(found, job, turns)
+        for job, name, found in zip(jobs, plans, rows, strict=True):
+            as_replay(found, job, PLANS[name])
 
     @both
     def test_optimizers_are_their_replay(self, engine: Any, wire: bool) -> None:
         turns = [asp(8), bsp(14), asp(23), ssp(1)]
         base = Job(text(turns), 32, "plain", lr=0.01, momentum=0.9, decay=0.01, shard=300)
-        some = ["torch nesterov", "adam", "adagrad", "asgd", "lars", "muon"]
-        jobs = [replace(base, optimizer=optimizer) for optimizer in (some if wire else OPTIMIZERS)]
+        jobs = [replace(base, optimizer=optimizer) for optimizer in half(OPTIMIZERS, wire)]
         rows = each_of(engine, 3, [(scripts_shards.train, job) for job in jobs], wire)
         for job, found in zip(jobs, rows, strict=True):
             as_replay(found, job, turns)
@@ -247,21 +254,20 @@ class Shards:
         [
             ("torch sgd", False),
             ("adam", True),
-            ("muon", False),
-            *(pytest.param(*more, marks=pytest.mark.slow) for more in (("torch sgd", True), ("adam", False))),
-            pytest.param("muon", True, marks=pytest.mark.slow),
+            *(pytest.param(*more, marks=slow) for more in (("torch sgd", True), ("adam", False))),
+            *(pytest.param("muon", wire, marks=slow) for wire in (False, True)),
         ],
     )
     def test_models_are_their_replay(self, engine: Any, optimizer: str, wire: bool) -> None:
         turns = [asp(9), bsp(15), local(2, 22), ssp(2)]
-        base = Job(text(turns), 34, lr=0.01, momentum=0.9, decay=0.01, optimizer=optimizer, shard=250)
+        base = Job(text(turns), 32, lr=0.01, momentum=0.9, decay=0.01, optimizer=optimizer, shard=250)
         cases = [(replace(base, model=model, kind=kind), loss) for model, kind, loss in MODELS]
         rows = each_of(engine, 3, [(scripts_shards.train, *case) for case in cases], wire)
         for (job, loss), found in zip(cases, rows, strict=True):
             # One rounding of bfloat16 is 4e-3.
             as_replay(found, job, turns, 2e-2 if job.model == "mixed" else 1e-12, loss=loss)
 
-    @both
+    @pytest.mark.parametrize("wire", [pytest.param(False, marks=slow), True], ids=["memory", "wire"])
     def test_a_large_model_is_its_replay(self, engine: Any, wire: bool) -> None:
         """More elements than are stepped, or bytes than are sent, at a time."""
         turns = [asp(7), bsp(10), ssp(1)]
@@ -326,7 +332,9 @@ class Shards:
 
         as_replay(found, job, [bsp(12), asp(36), bsp()], rates=rates)
 
-    @pytest.mark.parametrize("name", ["step", "onecycle", "sequential"])
+    @pytest.mark.parametrize(
+        "name", ["onecycle", pytest.param("step", marks=slow), pytest.param("sequential", marks=slow)]
+    )
     def test_torch_schedulers_follow_the_tickets(self, engine: Any, tmp_path: Path, name: str) -> None:
         steps = 20
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.05, momentum=0.9)
@@ -351,10 +359,11 @@ class Shards:
     def test_momentum_policies(self, engine: Any, wire: bool) -> None:
         total, turns = 70, [bsp(21), asp(42), bsp(53), ssp(1)]
         base = Job(text(turns), total, "plain", lr=0.02, momentum=0.9)
+        policies = [("torch sgd", p) for p in ("keep", "zero", "scale", "ramp")]
+        policies += [("adam", p) for p in ("zero", "keep", "ramp", "scale")]
         jobs = [
             replace(base, optimizer=optimizer, options={"momentum": policy})
-            for optimizer in ("torch sgd", "adam")
-            for policy in ("keep", "zero", "scale", "ramp")
+            for optimizer, policy in half(policies, wire)
         ]
         rows = each_of(engine, 3, [(scripts_shards.train, job) for job in jobs], wire)
         for job, found in zip(jobs, rows, strict=True):

@@ -120,9 +120,7 @@ class RealEngine:
         finally:
             for process in processes:
                 process.join(0.0 if process.exitcode is None and not process.is_alive() else 5.0)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+                _kill(process)
             del store
 
     def _gather(self, processes: list[Any], pipes: list[Any], timeout: float) -> list[Any]:
@@ -148,7 +146,7 @@ class RealEngine:
                 os.kill(processes[rank].pid, signal.SIGUSR1)  # they write down where they stand
         time.sleep(0.3)
         for rank in ranks:
-            processes[rank].kill()
+            _kill(processes[rank])
         others = "".join(f"\n{one}" for one in found.values() if isinstance(one, RemoteError | Died))
         logs = "".join(f"\nrank {rank}:\n{self.log(rank)[-3000:]}" for rank in ranks)
         return f"ranks {ranks} did not come back within {timeout:g} s{others}{logs}"
@@ -159,8 +157,18 @@ class RealEngine:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
+def _kill(process: Any) -> None:
+    """Ends it, and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
 def _work(pipe: Any, rank: int, job: bytes, place: Mapping[str, str], log: str) -> None:
     """A worker's whole life, its end included: what a script's interpreter does at exit is done here."""
+    os.setpgrp()
     with open(log, "ab", buffering=0) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)

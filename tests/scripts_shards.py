@@ -494,3 +494,31 @@ def needs_no_memory(job: Job) -> tuple[int, Any]:
         usual(joined(models), 0, sync.worker.clock).backward()
         sync.step()
     return sync.units, sync.worker.home
+
+
+def rolls_back(job: Job, processes: int, step: int, path: str) -> Result:
+    """Rank 1's loss is no number at a step of its own. Notes the samples of the units before the checkpoint,
+    and after the return to it."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    multiprocessing.set_start_method("fork", force=True)
+    models, optimizers, sync, log = job.begin()
+    before: list[Any] = []
+    seen: list[Any] = []
+    saved = False
+    batches = sync.batches(Plain(table(24, job.dtype)), 4, num_workers=processes)
+    for steps, (x, y, numbers) in enumerate(batches):
+        loss = loss_of(joined(models), x, y)
+        if (offbeat.rank(), steps) == (1, step):
+            loss = loss * float("nan")
+        loss.backward()
+        job.pause()
+        plan = sync.plan
+        sync.step()
+        seen.append(numbers.tolist())
+        if sync.plan is not plan:
+            seen = []
+        if not saved and sync.every("20%"):
+            saved = True
+            sync.save(path)
+            before = list(seen)
+    return told(models, optimizers, sync, log, before=before, after=seen)
