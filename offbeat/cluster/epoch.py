@@ -7,6 +7,7 @@ over a prefix of the job's store, and the old one is closed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import stat
@@ -16,6 +17,9 @@ from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+# A forked child (a data loader's process) has none of a group's threads: collecting one there would hang it.
+os.register_at_fork(after_in_child=gc.freeze)
 
 # Liveness is not judged by collectives: a straggler may take its time (DESIGN section 5).
 PATIENCE = timedelta(hours=12)
