@@ -423,6 +423,9 @@ def dies(job: Job, victim: int, steps: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             sync.step()
             taken += 1
+            if offbeat.rank() in job.looks:
+                with sync.consensus():
+                    pass
     finally:
         (out / f"ended{offbeat.rank()}").write_text(str(time.time()))
 

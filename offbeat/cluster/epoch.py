@@ -62,6 +62,7 @@ class Epoch:
         self.index, self.size = self.members.index(rank), len(self.members)
         self._groups: dict[str, Any] = {}
         self._sockets: set[tuple[int, int]] = set()
+        self.closed = False  # by `close`: whoever waits for a member in whatever way must learn of it
         if self.size == 1:
             return
         if store is None:
@@ -110,14 +111,15 @@ class Epoch:
 
     def check(self) -> None:
         """Raises PeerLost when a member has gone: for workers that wait for each other in other ways."""
-        for fd, inode in self._sockets:
-            if _closed(fd, inode):
-                self.close()
-                raise PeerLost(f"a worker went away (members {list(self.members)})")
+        if not self.closed and any(_closed(fd, inode) for fd, inode in self._sockets):
+            self.close()
+        if self.closed:
+            raise PeerLost(f"a worker went away (members {list(self.members)})")
 
     def close(self) -> None:
         """Shuts the epoch's connections, so that every member waiting in one of its collectives learns
         at once that the epoch is over (gloo tells only the neighbours of a worker that died)."""
+        self.closed = True
         for fd, inode in self._sockets:
             # A descriptor that gloo has closed may be somebody else's by now.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:

@@ -404,11 +404,13 @@ class ShardHome:
             if rows:
                 copy(buffers, [torch.stack(column).mean(0) for column in zip(*rows, strict=True)])
             yield
-        finally:
+        except BaseException:
             copy(tensors, kept)
-            if not self._bounded:
-                self.pull(-inf)
-                self._take_all(check)
+            raise  # and pull nothing: whoever serves may be what was lost
+        copy(tensors, kept)
+        if not self._bounded:
+            self.pull(-inf)
+            self._take_all(check)
 
     def _show_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         copy(remote.bridges[shard].own(), remote.views(shard, data))
