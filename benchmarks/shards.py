@@ -17,7 +17,6 @@ momentum, and memory that survives kill -9.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -33,6 +32,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from emulated import tool
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
@@ -73,17 +74,6 @@ def model(size: str) -> Any:
     return nn.Sequential(*layers[:-1])
 
 
-def emulator(args: argparse.Namespace) -> Any:
-    if not args.hosts_tool or not Path(args.hosts_tool).is_file():
-        raise SystemExit("this part needs the network emulator: give --hosts-tool PATH/hosts.py")
-    spec = importlib.util.spec_from_file_location("hosts", args.hosts_tool)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
 # Pushes
 
 
@@ -95,7 +85,7 @@ class Bench:
 
         from offbeat.cluster.memory import Memory
         from offbeat.cut import cut, way_of
-        from offbeat.shard import Outline
+        from offbeat.outline import Outline
         from offbeat.twin import Settings, slots
 
         torch.set_num_threads(1)
@@ -439,7 +429,7 @@ def one_after_the_other(workers: int) -> float:
 def wire(args: argparse.Namespace) -> dict[str, Any]:
     """Two hosts, a worker each, whose gradients and parameters cross the link."""
     rate, found = 125e6, {}
-    with emulator(args).Hosts(2, name="shards", rate="1gbit") as lab:
+    with tool(args.hosts_tool).Hosts(2, name="shards", rate="1gbit") as lab:
         command = [sys.executable, __file__, "--job", "push", "--seconds", str(4 * args.seconds)]
         if any(lab.start(command, extra=environment()).wait(fail_fast=True).values()):
             raise SystemExit("a worker failed")
@@ -481,7 +471,7 @@ def emulated(
 ) -> list[Any]:
     from offbeat.journal import read
 
-    tool = emulator(args)
+    hosts_tool = tool(args.hosts_tool)
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         ours = {
@@ -492,7 +482,7 @@ def emulated(
         }
         ours |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": environment()["PYTHONPATH"]}
         command = [sys.executable, __file__, "--job", "plain", "--size", size, "--step", "0"]
-        with tool.Hosts(hosts, name="shards", **link) as lab:
+        with hosts_tool.Hosts(hosts, name="shards", **link) as lab:
             codes = lab.start(command, extra=ours).wait(fail_fast=True)
         if any(codes.values()):
             raise SystemExit(f"a worker failed: {codes}")

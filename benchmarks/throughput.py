@@ -14,7 +14,6 @@ as their documentation says.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -26,6 +25,8 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+import emulated
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -276,13 +277,7 @@ def launch(args: argparse.Namespace) -> int:
     ours = {"OFFBEAT_BENCHMARK": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     ours["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     if args.rate:
-        if not args.hosts_tool or not Path(args.hosts_tool).is_file():
-            raise SystemExit("--rate needs the network emulator: give --hosts-tool PATH/hosts.py")
-        spec = importlib.util.spec_from_file_location("hosts", args.hosts_tool)
-        assert spec is not None
-        assert spec.loader is not None
-        emulator = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(emulator)
+        emulator = emulated.tool(args.hosts_tool)
         with emulator.Hosts(args.workers, rate=args.rate, delay=args.delay, name="throughput") as hosts:
             codes = hosts.start(command, extra=ours).wait(fail_fast=True)
         return int(any(codes.values()))
