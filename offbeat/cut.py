@@ -156,3 +156,10 @@ def shaped(piece: Piece, values: Tensor, p: Tensor) -> Tensor:
     if len(piece.shape) != 1 or p.dim() == 1 or p.is_contiguous():
         return values.view(p.shape)
     return values.as_strided(p.shape, p.stride(), values.storage_offset())
+
+
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies each source into its target, without a gradient."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(list(targets), list(sources))

@@ -6,7 +6,8 @@ record has `type` and `t`, seconds since the run's start. Types and their fields
 run         started (unix time), script, argv, plan, total, seed, workers, device, backend, wire,
             lr_reference, momentum, parameters, host, versions
 data        batch_size, micro_batches: what `sync.batches` was given
-start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms: what the start of the run cost
+start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms, shards_ms (room for shards, where the plan has
+            a use for them): what the start of the run cost
 phase       protocol, units, progress: a protocol takes charge
 switch      from, to, units, progress; what it cost: drain_ms (what was in flight lands), meet_ms (until
             the slowest member is there), settle_ms (all hold the same), transfer_ms (to the next home)

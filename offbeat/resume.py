@@ -48,7 +48,7 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
         json.loads(text) for text in gather(row(sync), Event.SAVE) if text
     ]  # one that leaves says nothing
     unreadable, failure = "", ""
-    if worker.rank == (worker.members if sync.done else worker.team.active)[0]:
+    if worker.rank == next(one["rank"] for one in rows if not one["waits"]):
         rest = {
             "offbeat": offbeat.__version__,
             "torch": str(torch.__version__),
@@ -88,9 +88,11 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     )
 
 
-def row(sync: Synchronizer) -> str:
-    """What one worker adds to a checkpoint."""
-    return json.dumps({"rank": sync.worker.rank, "random": random_state(), "data": sync.data_position()})
+def row(sync: Synchronizer, waits: bool = False) -> str:
+    """What one worker adds to a checkpoint. `waits`: it is through with an asynchronous phase and takes part
+    in what the others do, so it is not the one to write."""
+    state = {"rank": sync.worker.rank, "random": random_state(), "data": sync.data_position()}
+    return json.dumps({**state, "waits": waits})
 
 
 def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from math import inf, prod
 from types import MethodType
 from typing import Any
@@ -20,16 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.cut import ELEMENTWISE, Piece, part, shaped
+from offbeat.cut import ELEMENTWISE, Piece, copy, part, shaped
+from offbeat.outline import BLOCK, Gradient, Outline, Run, Span, view
 from offbeat.twin import Settings, Slot, strange, twin
 
-ALIGN = 64
-"""Bytes. Everything in a block begins at a multiple."""
 KEPT = 8
 """Sets of optimizers that a shard keeps, one for each pattern of missing gradients."""
-BLOCK = 1 << 16
-"""Elements that are updated at a time where a push is written out: parameters, momentum and gradient fit
-into a processor's second cache."""
 
 
 @dataclass(frozen=True)
@@ -51,146 +46,6 @@ class Push:
     missing: bytes = b""
 
 
-class Run:
-    """Neighbouring pieces that one tensor of the optimizer's can stand for; in `tensors`, one piece."""
-
-    def __init__(self, first: int, pieces: Sequence[Piece], kept: tuple[Slot, ...]):
-        self.first, self.pieces, self.slots = first, list(pieces), kept
-        self.kind = pieces[0].kind
-        self.size = sum(piece.size for piece in pieces)
-        self.offset = self.gradient = self.narrow = 0  # bytes: in the block, in a gradient, in a narrow one
-        self.place: dict[str, int] = {}  # of each slot's values
-        self.starts = list(accumulate((piece.size for piece in pieces), initial=0))
-
-
-Span = tuple[Run, int, int]
-"""Pieces of a run, from one number up to another."""
-
-
-class Outline:
-    """How a shard of these pieces lies in its block: the same for every block and process.
-
-    slots_of: what an optimizer keeps for a piece (`slots`). members: how many ranks the job has. extra:
-    64-bit counters that the block's owner wants in it.
-    """
-
-    def __init__(
-        self,
-        pieces: Sequence[Piece],
-        slots_of: Callable[[Piece], tuple[Slot, ...]],
-        way: str,
-        members: int,
-        extra: int = 0,
-    ):
-        self.pieces, self.way, self.members, self.extra = list(pieces), way, members, extra
-        self.runs: list[Run] = []
-        begun = 0
-        for i, piece in enumerate(self.pieces):
-            last = i + 1 == len(self.pieces) or self.pieces[i + 1].kind != piece.kind
-            if last or way == "tensors":
-                self.runs.append(Run(begun, self.pieces[begun : i + 1], slots_of(piece)))
-                begun = i + 1
-        self.words = 1 + 5 * members + extra
-        at = _aligned(8 * self.words)
-        self.present = at
-        at = _aligned(at + len(self.pieces))
-        self.values = at  # parameters come first, so that they can be sent as one stretch
-        for run in self.runs:
-            run.offset = at
-            at = _aligned(at + run.size * run.kind[2].itemsize)
-        self.values_end = at
-        for run in self.runs:
-            for slot in run.slots:
-                run.place[slot.key] = at
-                at = _aligned(at + self._count(run, slot) * slot.dtype.itemsize)
-        self.size = at
-        at = 0
-        for run in self.runs:
-            run.gradient = at
-            at = _aligned(at + run.size * run.kind[2].itemsize)
-        self.gradient_size = at
-        at = 0
-        for run in self.runs:
-            run.narrow = at
-            at = _aligned(at + run.size * narrowed(run.kind[2]).itemsize)
-        self.narrow_size = at
-
-    @staticmethod
-    def _count(run: Run, slot: Slot) -> int:
-        if slot.kind == "element":
-            return run.size
-        return len(run.pieces) * prod(slot.shape)
-
-    def spans(self, missing: frozenset[int], single: bool) -> list[Span]:
-        """The pieces whose parameters are not missing: as few spans as there can be, or each alone."""
-        found: list[Span] = []
-        for run in self.runs:
-            begun = 0
-            for i, piece in enumerate(run.pieces):
-                if piece.parameter in missing:
-                    begun = i + 1
-                elif single or i + 1 == len(run.pieces) or run.pieces[i + 1].parameter in missing:
-                    found.append((run, begun, i + 1))
-                    begun = i + 1
-        return found
-
-    def values_of(self, region: Tensor) -> list[Tensor]:
-        """Every piece's parameter, in a copy of a block's stretch from `values` to `values_end`."""
-        return self._pieces([region[run.offset - self.values :] for run in self.runs])
-
-    def _pieces(self, begins: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            _view(begin, start * piece.dtype.itemsize, piece.shape, piece.dtype)
-            for run, begin in zip(self.runs, begins, strict=True)
-            for piece, start in zip(run.pieces, run.starts, strict=False)
-        ]
-
-
-def narrowed(dtype: torch.dtype) -> torch.dtype:
-    """What travels of a gradient where the wire is to carry half the bytes."""
-    return torch.bfloat16 if dtype == torch.float32 else dtype
-
-
-class Gradient:
-    """A gradient of a shard's pieces, in a region of `outline.gradient_size` bytes."""
-
-    def __init__(self, outline: Outline, region: Tensor):
-        self._outline, self.region = outline, region
-        self.runs = [_view(region, run.gradient, (run.size,), run.kind[2]) for run in outline.runs]
-        self.pieces = outline._pieces([region[run.gradient :] for run in outline.runs])
-        self._spans: dict[Span, Tensor] = {}
-
-    def of(self, span: Span) -> Tensor:
-        """The span's gradient."""
-        if span not in self._spans:
-            run, i, j = span
-            start, size = run.starts[i], run.starts[j] - run.starts[i]
-            shape = run.pieces[i].shape if j - i == 1 else (size,)
-            at = run.gradient + start * run.kind[2].itemsize
-            self._spans[span] = _view(self.region, at, shape, run.kind[2])
-        return self._spans[span]
-
-    @cached_property
-    def blocks(self) -> list[list[Tensor]]:
-        """The runs in parts that fit a processor's cache."""
-        return [list(run.split(BLOCK)) for run in self.runs]
-
-    def narrow(self) -> Tensor:
-        """The same in `outline.narrow_size` bytes: float32 as bfloat16."""
-        small = torch.empty(self._outline.narrow_size, dtype=torch.uint8)
-        for mine, other in zip(self.runs, self._narrow_runs(small), strict=True):
-            other.copy_(mine)
-        return small
-
-    def widen(self, small: Tensor) -> None:
-        """Takes what `narrow` made."""
-        for mine, other in zip(self.runs, self._narrow_runs(small), strict=True):
-            mine.copy_(other)
-
-    def _narrow_runs(self, small: Tensor) -> list[Tensor]:
-        return [_view(small, r.narrow, (r.size,), narrowed(r.kind[2])) for r in self._outline.runs]
-
-
 class _Stepper:
     """Optimizers bound to one block. Each of their tensors stands for a span, neighbouring pieces."""
 
@@ -207,17 +62,17 @@ class _Stepper:
             o, g, dtype = run.kind
             start = run.starts[i]
             shape = run.pieces[i].shape if j - i == 1 else (run.starts[j] - start,)
-            p = nn.Parameter(_view(block, run.offset + start * dtype.itemsize, shape, dtype))
+            p = nn.Parameter(view(block, run.offset + start * dtype.itemsize, shape, dtype))
             views, rows = {}, []
             for slot in run.slots:
                 place, width = run.place[slot.key], slot.dtype.itemsize
                 if slot.kind == "element":
-                    views[slot.key] = _view(block, place + start * width, shape, slot.dtype)
+                    views[slot.key] = view(block, place + start * width, shape, slot.dtype)
                 else:
                     each = prod(slot.shape) * width
-                    views[slot.key] = _view(block, place + i * each, slot.shape, slot.dtype)
+                    views[slot.key] = view(block, place + i * each, slot.shape, slot.dtype)
                     if j - i > 1:
-                        rows.append(_view(block, place + i * width, (j - i,), slot.dtype).numpy())
+                        rows.append(view(block, place + i * width, (j - i,), slot.dtype).numpy())
             self.parameters.append(p)
             self.slots.append(run.slots)
             self.views.append(views)
@@ -277,8 +132,8 @@ class _Stepper:
         state.pop(self.parameters[i], None)
         if present:
             state[self.parameters[i]] = {
-                slot.key: slot.type(float(view)) if slot.kind == "number" else view
-                for slot, view in zip(self.slots[i], self.views[i].values(), strict=True)
+                slot.key: slot.type(float(place)) if slot.kind == "number" else place
+                for slot, place in zip(self.slots[i], self.views[i].values(), strict=True)
             }
         self.bound[i] = present
 
@@ -292,12 +147,12 @@ class _Stepper:
         if known != set(self.views[i]):
             raise strange(owner, known, set(self.views[i]))
         for slot in self.slots[i]:
-            value, view = state[slot.key], self.views[i][slot.key]
+            value, place = state[slot.key], self.views[i][slot.key]
             if slot.kind == "number":
-                view.fill_(float(value))
-            elif value.data_ptr() != view.data_ptr():
-                view.copy_(value)
-                state[slot.key] = view
+                place.fill_(float(value))
+            elif value.data_ptr() != place.data_ptr():
+                place.copy_(value)
+                state[slot.key] = place
         run, first, last = self.spans[i]
         present[run.first + first : run.first + last] = 1
         self.bound[i] = True
@@ -412,7 +267,7 @@ class Shard:
         found = []
         for run in self.outline.runs:
             places = run.offset, run.place["momentum_buffer"]
-            parts = [_view(self.block, at, (run.size,), run.kind[2]).split(BLOCK) for at in places]
+            parts = [view(self.block, at, (run.size,), run.kind[2]).split(BLOCK) for at in places]
             found.append(list(zip(*parts, strict=True)))
         return found
 
@@ -471,7 +326,7 @@ class Shard:
                         entry.copy_(value)
                     else:
                         entry.fill_(value)
-        _copy(targets, sources)
+        copy(targets, sources)
 
     def store(self, write: Callable[[Piece, Slot | None, Tensor], None]) -> None:
         """Gives out this shard's part: `write(piece, None, values)` for a piece's parameter, and
@@ -487,27 +342,13 @@ class Shard:
         place, width = run.place[slot.key], slot.dtype.itemsize
         if slot.kind == "element":
             piece = run.pieces[i]
-            return _view(self.block, place + run.starts[i] * width, piece.shape, slot.dtype)
-        return _view(self.block, place + i * prod(slot.shape) * width, slot.shape, slot.dtype)
+            return view(self.block, place + run.starts[i] * width, piece.shape, slot.dtype)
+        return view(self.block, place + i * prod(slot.shape) * width, slot.shape, slot.dtype)
 
 
 def _plain_step(optimizer: Optimizer) -> Callable[[], object]:
     step: Any = type(optimizer).step
     return MethodType(step.__wrapped__, optimizer) if getattr(step, "hooked", False) else optimizer.step
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
-
-
-def _aligned(at: int) -> int:
-    return -(-at // ALIGN) * ALIGN
-
-
-def _view(block: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return block[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 @lru_cache(maxsize=64)

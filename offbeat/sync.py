@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import traceback
@@ -34,6 +33,7 @@ from offbeat.course import Course
 from offbeat.cut import way_of
 from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
+from offbeat.marks import Marks
 from offbeat.plan import check as plan_check
 from offbeat.plan import phases
 from offbeat.protocols import BSP, Protocol
@@ -114,11 +114,8 @@ class Synchronizer:
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = here.seed
-        self._everies: dict[str, int] = {}
+        self._marks = Marks()
         self._steps = 0  # calls of step()
-        self._muted = False  # every() says no until the next step
-        self._answered = 0  # units up to which every() was answered by somebody, under asp and ssp
-        self._every_from = 0.0
         self._inside_consensus = False
         self._closed = self._failed = False
         self._settings = {
@@ -130,10 +127,10 @@ class Synchronizer:
         self._telemetry = Telemetry(self.worker, self._store, here, self.journal)
         self.worker.after_step = self._telemetry.step
         self.worker.on_ticket = self._prepare_batch
-        self.worker.on_commit = self._committed
+        self.worker.on_commit = self._marks.settled
         self.worker.on_deal = self._deal_anew
         self.worker.on_late = self._mute
-        self.worker.row = lambda: row(self)
+        self.worker.row = lambda: row(self, waits=True)
         self._watchman = Watchman(self, on_diverge)
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
@@ -240,7 +237,7 @@ class Synchronizer:
         if scaler is not None:
             self.worker.scaler = scaler
         self._steps += 1
-        self._muted = False
+        self._marks.muted = False
         with self._watchman:
             self._watchman.look(self._telemetry)
             self.worker.stepping = True
@@ -267,15 +264,7 @@ class Synchronizer:
 
         Raises ValueError for another text."""
         share = share_of(text, self.total)
-        if self._muted and not self.done:
-            return False
-        done = min(self.progress, 1.0) / share
-        count = math.ceil(done - 1e-9) if self.done else math.floor(done + 1e-9)
-        before = self._everies.setdefault(text, int(self._every_from / share + 1e-9))
-        if self._answered and self.total:
-            before = max(before, math.floor((self._answered - 1) / self.total / share + 1e-9))
-        self._everies[text] = max(count, before)
-        return count > before
+        return self._marks.passed(text, share, self.progress, self.total, self.done)
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:
@@ -366,7 +355,7 @@ class Synchronizer:
         except CheckpointError:
             self._course.resume()
             raise
-        self._restart()
+        self._marks.begin(0.0 if self.total is None else self.progress)
         self._watchman.saved(Path(path), also or {})
         self._course.resume()
 
@@ -449,7 +438,7 @@ class Synchronizer:
         self._telemetry.begin(plan=str(self.plan), total=total, **self._settings)
         self._warn_of_a_cold_start()
         self._warn_of_hooks()
-        self._every_from = self.worker.units / total
+        self._marks.begin(self.worker.units / total)
         self._course.begin(total)
 
     def _warn_of_a_cold_start(self) -> None:
@@ -473,17 +462,11 @@ class Synchronizer:
                     f"don't run"
                 )
 
-    def warn(self, message: str) -> None:
-        """Says it once, and in the journal."""
+    def warn(self, message: str, own: bool = False) -> None:
+        """Says it on rank 0 and in its journal; `own` is this rank's alone, and is said wherever it is."""
         self.journal.record("warning", message=message)
-        if job.rank() == 0:
+        if own or job.rank() == 0:
             print(f"offbeat: warning: {message}", file=sys.stderr, flush=True)
-
-    def _restart(self) -> None:
-        """The job is somewhere else now."""
-        self._everies, self._every_from, self._answered = {}, 0.0, 0
-        if self.total is not None:
-            self._every_from = self.progress
 
     def go_back(self, path: Path, also: Mapping[str, checkpoint.Stateful]) -> None:
         """All workers return to a checkpoint of this job and go on with BSP."""
@@ -491,7 +474,7 @@ class Synchronizer:
         self.worker.clear_gradients()
         self._course.abandon(self.plan)
         restore(self, path, also)
-        self._restart()
+        self._marks.begin(self.progress)
         self._course.resume()
 
     def _prepare_batch(self) -> None:
@@ -502,14 +485,10 @@ class Synchronizer:
         if self._stream is not None:
             self._stream.restart()
 
-    def _committed(self, units: int) -> None:
-        """An asynchronous phase, or a part of it, is settled."""
-        self._answered = units
-
     def _mute(self) -> None:
         """A worker came to the phase's end outside of step(), in save() or at the beginning: where it stands
         it won't ask before its next step, so nobody is told before theirs of what falls due here."""
-        self._muted = True
+        self._marks.muted = True
 
     def _check_step(self) -> None:
         worker, state, reducer = self.worker, self.worker.state, self.worker.reducer

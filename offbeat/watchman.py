@@ -57,7 +57,7 @@ class Watchman:
         if self._mode == "ignore":
             if not self._warned:
                 self._warned = True
-                self._sync.warn(str(error))
+                self._sync.warn(str(error), own=True)
             return
         self._record(error)
         if self._mode == "raise" or not worker.sharded:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.cut import CUTS, ELEMENTWISE, cut, part, shaped, way_of
-from offbeat.shard import Gradient, Outline, Push, Shard
+from offbeat.outline import Gradient, Outline
+from offbeat.shard import Push, Shard
 from offbeat.twin import Settings, slots
 from tests.models import build
 
@@ -392,7 +393,7 @@ def test_what_shards_cannot_hold_is_said() -> None:
         cut([p], two, 1, "elements")
 
 
-@pytest.mark.parametrize("module", ["protocols", "worker", "plan", "shard", "cut", "twin", "guard"])
+@pytest.mark.parametrize("module", "protocols worker plan shard outline cut twin guard".split())
 def test_what_is_pure_imports_no_distributed(module: str) -> None:
     assert offbeat.__file__ is not None
     tree = ast.parse((Path(offbeat.__file__).parent / f"{module}.py").read_text())

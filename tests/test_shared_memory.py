@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.cluster.client import Client, flush
-from offbeat.cluster.memory import Memory, end_of, make_file, open_file
+from offbeat.cluster.memory import Memory, drop_file, end_of, make_file, open_file
 from offbeat.cluster.server import Server
 from offbeat.cluster.wire import Keys
 from offbeat.cut import cut
-from offbeat.shard import Outline, Push
+from offbeat.outline import Outline
+from offbeat.shard import Push
 from offbeat.twin import Settings, slots
 from tests.forks import context
 
@@ -148,7 +149,8 @@ def kills(kind: str, count: int, size: int, shards: int) -> None:
             time.sleep(0.0005)
         memory.alarm = 1
         assert os.waitpid(other, 0)[1] == 0
-        memory.finish_all()
+        for shard in range(shards):  # whoever comes next finishes what is committed
+            memory.pull(shard, None, lambda now: None)
         whole(memory)
         # It was the dead one's push or it wasn't: what it had committed is there, and nothing else.
         assert memory.current(0).clock[0] == memory._committed[0]
@@ -250,8 +252,10 @@ def test_every_unit_is_dealt_once() -> None:
 
 
 def test_memory_that_there_is_not_is_said() -> None:
+    path = make_file()
     with pytest.raises(OSError, match=r"shards need 16,777,216 MB of memory .* MB are available"):
-        Memory(make_file(), 0, [], [], Settings([]), 1, 0, 1, 1 << 44, first=True)
+        Memory(path, 0, [], [], Settings([]), 1, 0, 1, 1 << 44, first=True)
+    drop_file(path)
 
 
 def test_room_is_used_again() -> None:
@@ -261,3 +265,4 @@ def test_room_is_used_again() -> None:
     memory.release()
     assert end_of(path) == 0
     assert open_file(path) == memory.fd
+    drop_file(path)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 import pytest
 import zmq
+from zmq.utils import garbage
 
 from offbeat.cluster import wire
 from offbeat.cluster.client import Client, flush, receive
@@ -443,8 +444,8 @@ def test_a_worker_started_anew_takes_the_place_of_the_one_before(bench: Bench) -
 
 
 def test_nothing_is_left_after_closing() -> None:
-    def threads() -> int:
-        return len(os.listdir("/proc/self/task"))
+    def threads() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
 
     def once() -> None:
         bench = Bench(Memory(sizes=(100_000,)))
@@ -459,10 +460,12 @@ def test_nothing_is_left_after_closing() -> None:
         bench.close()
         assert time.perf_counter() - begun < 2
 
-    once()  # pyzmq keeps one thread for the whole process, once it has sent without copying
+    if not garbage.gc.is_alive():  # pyzmq's one thread for the process comes with some first zero-copy send
+        garbage.gc.start()
+    once()
     before, descriptors = threads(), len(os.listdir("/proc/self/fd"))
     once()
-    assert threads() == before
+    assert threads() <= before  # others of this process may have ended
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from offbeat.cut import copy as copy
+
 
 class Layout:
     """How a list of tensors lies in flat buffers.
@@ -49,10 +51,3 @@ class Layout:
             piece = buffers[buffer][offset : offset + length]
             found.append(torch.view_as_complex(piece.view(*shape, 2)) if paired else piece.view(shape))
         return found
-
-
-def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copies each source into its target, without a gradient."""
-    if targets:
-        with torch.no_grad():
-            torch._foreach_copy_(list(targets), list(sources))

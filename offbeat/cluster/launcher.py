@@ -32,6 +32,7 @@ try:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from offbeat.cluster.hosts import Hosts, StoreLost, World
+    from offbeat.cluster.memory import drop_file, make_file
     from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess
     from offbeat.cluster.watch import first_line
 finally:
@@ -79,7 +80,7 @@ class Launcher:
         self._sink = sink or _print
         self._note = note or (lambda line: print(f"offbeat: {line}", file=sys.stderr, flush=True))
         self._hosts: Hosts | None = None
-        self._shards: int | None = None
+        self._shards: str | None = None
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
         self._reported_done = False
@@ -114,7 +115,8 @@ class Launcher:
         try:
             self._hosts = Hosts(self.spec, self._check_signals, self._note)
             self.world = self._hosts.meet(lambda: run_directory(self.spec))
-            self._shards = _empty_memory()
+            with contextlib.suppress(OSError):  # other platforms have no such files
+                self._shards = make_file()
             first = self.world.first_rank(self.spec.node_rank)
             for local_rank in range(self.spec.workers):
                 self._check_signals()
@@ -232,7 +234,7 @@ class Launcher:
             "OFFBEAT_SEED": spec.seed,
             "OFFBEAT_WIRE": spec.wire,
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
-            "OFFBEAT_SHARDS": None if self._shards is None else f"/proc/{os.getpid()}/fd/{self._shards}",
+            "OFFBEAT_SHARDS": self._shards,
         }
         return {name: str(value) for name, value in env.items() if value is not None}
 
@@ -243,7 +245,7 @@ class Launcher:
             self._hosts.fail(outcome.message, self._last_words)
         self._end_workers()
         if self._shards is not None:
-            os.close(self._shards)
+            drop_file(self._shards)
             self._shards = None
         if self._hosts is not None:
             self._hosts.leave()
@@ -281,15 +283,6 @@ class Launcher:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
-
-
-def _empty_memory() -> int | None:
-    """A file in memory that lives as long as its descriptor is open somewhere; it costs nothing until a
-    worker gives it a size. None where the platform has no such files."""
-    try:
-        return os.memfd_create("offbeat-shards", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):
-        return None
 
 
 def _print(rank: int, stream: str, text: str) -> None:

@@ -48,7 +48,6 @@ class Members:
         self.clock = 0
         self.live = 1  # members whose gradient is in the last mean
         self.broken: str | None = None  # why the members cannot go on together
-        self.active = [rank]  # who took part in the last `gather`, and did not just wait
         self.apart = False  # under shards: members take steps of their own, until they commit
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
         self._last: Exchange | None = None
@@ -166,7 +165,5 @@ class Members:
 
     def gather(self, event: Event, text: str) -> list[str]:
         """Every member's text, in their order; `event` names what is going on."""
-        words = self.exchange(event).read()
-        pairs = zip(self.members, words, strict=True)
-        self.active = [rank for rank, word in pairs if not word.passive]
+        self.exchange(event).read()
         return collect(self.epoch, text)

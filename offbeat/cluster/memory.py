@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.shard import ALIGN, Gradient, Outline, Push, Shard
+from offbeat.outline import Gradient, Outline, aligned
+from offbeat.shard import Push, Shard
 from offbeat.twin import Settings
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -158,12 +159,6 @@ class Memory:
                 with self._locked(shard):
                     self._apply(shard)
 
-    def finish_all(self) -> None:
-        """Applies whatever anybody has committed."""
-        for shard in range(self.count):
-            with self._locked(shard):
-                self._apply(shard)
-
     def _apply(self, shard: int) -> None:
         """Applies every committed push that the shard lacks. Its lock is held."""
         which = int(self._which[shard])
@@ -287,7 +282,7 @@ class _Room:
 
     def take(self, size: int) -> int:
         place = self.at
-        self.at += -(-size // ALIGN) * ALIGN
+        self.at += aligned(size)
         return place
 
 
@@ -355,6 +350,11 @@ def make_file() -> str:
     path = f"/proc/{os.getpid()}/fd/{fd}"
     _files[path] = fd
     return path
+
+
+def drop_file(path: str) -> None:
+    """This process lets go of a file that it has made."""
+    os.close(_files.pop(path))
 
 
 def open_file(path: str) -> int:

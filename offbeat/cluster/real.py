@@ -14,8 +14,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from offbeat.cluster.control import Event, Word
+from offbeat.cluster.counts import Counts, summed
 from offbeat.cluster.replicas import ReplicaWorker
-from offbeat.cluster.shards import Counts, ShardHome
+from offbeat.cluster.shards import ShardHome
 from offbeat.cluster.state import collect
 from offbeat.hyper import applied
 from offbeat.job import Job
@@ -76,7 +77,6 @@ class RealWorker(ReplicaWorker):
         self.on_late: Callable[[], None] = lambda: None  # somebody came to a phase's end outside of step()
         self.stepping = False  # inside step()
         self.row: Callable[[], str] = lambda: ""
-        self.trace: list[dict[str, Any]] | None = None
         self.shards_ms: float | None = None  # what making room for shards cost
         super().__init__(*args, **more)
 
@@ -94,7 +94,6 @@ class RealWorker(ReplicaWorker):
                 self._wire is not None,
                 self.check,
             )
-            self.home.trace = self.trace
             self.shards_ms = (time.perf_counter() - begun) * 1e3
 
     @property
@@ -321,37 +320,12 @@ class RealWorker(ReplicaWorker):
         self.on_commit(self.units)
 
     def _report(self, texts: Sequence[str]) -> None:
+        """Journals what all did in the phase that is over."""
         assert self.home is not None
         self.home.counts = Counts()
-        total: dict[int, int] = {}
-        workers = []
-        for row in map(json.loads, texts):
-            found = {int(k): n for k, n in row.pop("staleness").items()}
-            pushes = sum(found.values())
-            for k, n in found.items():
-                total[k] = total.get(k, 0) + n
-            mean = sum(k * n for k, n in found.items()) / pushes if pushes else 0.0
-            workers.append(
-                {
-                    "rank": row.pop("rank"),
-                    "pushes": pushes,
-                    "mean_staleness": round(mean, 4),
-                    "max_staleness": max(found, default=0),
-                    **row,
-                }
-            )
-        pushes = sum(total.values())
-        if not pushes:
-            return
-        self.journal.record(
-            "pushes",
-            protocol=str(self.protocol),
-            units=self.units,
-            progress=round(self.progress, 6),
-            mean_staleness=round(sum(k * n for k, n in total.items()) / pushes, 4),
-            staleness={str(k): total[k] for k in sorted(total)},
-            workers=workers,
-        )
+        if fields := summed([json.loads(text) for text in texts]):
+            where = {"units": self.units, "progress": round(self.progress, 6)}
+            self.journal.record("pushes", protocol=str(self.protocol), **where, **fields)
 
     def resume(self, going_on: bool) -> None:
         """After a pause: the members go on with the phase, or it is over for those who wait too."""
@@ -361,12 +335,13 @@ class RealWorker(ReplicaWorker):
         if not going_on:
             self._wait_for_all(Event.IDLE)
 
-    def call(self, called: Called) -> list[Word]:
-        """Everybody stops where they are; the words tell who is there."""
+    def call(self, called: Called) -> None:
+        """Everybody stops where they are."""
         assert self.home is not None
         if self.home.alarm == 0:
             self.home.raise_alarm(called.rank + 1)
-        return [] if called.met else self._exchange(Event.ROLLBACK, flag=called.rank).read()
+        if not called.met:
+            self._exchange(Event.ROLLBACK, flag=called.rank).read()
 
     def drop(self) -> None:
         """The shards' content doesn't count any more: another state is about to be taken."""

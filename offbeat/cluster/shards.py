@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,75 +17,27 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.cluster import memory
+from offbeat.cluster.bridge import Bridge, Gathered, Local, Remote
 from offbeat.cluster.client import Client, flush, receive
+from offbeat.cluster.counts import Counts
 from offbeat.cluster.flat import copy
 from offbeat.cluster.members import Members
 from offbeat.cluster.memory import Memory
 from offbeat.cluster.server import Server
 from offbeat.cluster.state import State, collect
 from offbeat.cluster.wire import Keys, bind_address
-from offbeat.cut import Piece, cut, dense, part, shaped, way_of
-from offbeat.shard import ALIGN, Gradient, Outline, Push, Shard
+from offbeat.cut import cut, dense, way_of
+from offbeat.outline import Outline, aligned
+from offbeat.shard import Push, Shard
 from offbeat.twin import Settings, Slot, slots
 
 SHARD = 1 << 20
 """Bytes of parameters that are worth a shard of their own."""
 MOST = 8
 """Shards of a host, at most."""
-
-
-class Counts:
-    """What one worker did in a phase: its pushes, how stale they were, and its waits at a bound."""
-
-    def __init__(self) -> None:
-        self.staleness: Counter[int] = Counter()
-        self.waits, self.wait_s = 0, 0.0
-
-    def waited(self, seconds: float) -> None:
-        if seconds > 0:
-            self.waits += 1
-            self.wait_s += seconds
-
-    def row(self, rank: int) -> dict[str, Any]:
-        """For the others."""
-        return {
-            "rank": rank,
-            "staleness": dict(self.staleness),
-            "bound_waits": self.waits,
-            "bound_wait_s": round(self.wait_s, 4),
-        }
-
-
-class Bridge:
-    """Joins a replica's tensors to the pieces of one shard."""
-
-    def __init__(self, outline: Outline, parameters: Sequence[nn.Parameter]):
-        self.outline, self._parameters = outline, parameters
-        self._mine = [parameters[piece.parameter] for piece in outline.pieces]
-        self._places: list[int] = []
-        self._own: list[Tensor] = []
-
-    def shaped(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces' places in memory, each in the shape of what `parts` has for it."""
-        return [
-            shaped(piece, view, self._parameters[piece.parameter])
-            for piece, view in zip(self.outline.pieces, views, strict=True)
-        ]
-
-    def parts(self, of: Callable[[nn.Parameter], Tensor]) -> list[Tensor]:
-        """`of(p)` for every piece's parameter p, or its stretch of that."""
-        parameters = [self._parameters[piece.parameter] for piece in self.outline.pieces]
-        return [part(piece, of(p), p) for piece, p in zip(self.outline.pieces, parameters, strict=True)]
-
-    def own(self) -> list[Tensor]:
-        """The parameters themselves, for writing."""
-        places = [p.data_ptr() for p in self._mine]
-        if places != self._places:  # the user may have moved them
-            self._places, self._own = places, self.parts(lambda p: p.detach())
-        return self._own
 
 
 class ShardHome:
@@ -153,10 +104,10 @@ class ShardHome:
         bridges = [Bridge(outline, state.parameters) for outline in self.outlines]
         self.local = range(self.here * self.per_host, (self.here + 1) * self.per_host)
         self.memory = self._make_memory()
-        self._local = [_Local(bridges[g], self.memory.gradient(s).pieces) for s, g in enumerate(self.local)]
+        self._local = [Local(bridges[g], self.memory.gradient(s).pieces) for s, g in enumerate(self.local)]
         client = self.ranks[self.here].index(team.rank)
         self._published = self._buffers_in(self.memory.published[client])
-        self._remote: list[_Remote] = []
+        self._remote: list[Remote] = []
         self.dealer: Client | None = None  # of units, where they are dealt on another host
         if len(hosts) > 1:
             self._connect(bridges)
@@ -171,7 +122,7 @@ class ShardHome:
         for b in self._state.buffers(floating=True):
             size = b.numel() * b.element_size()
             found.append(region[at : at + size].view(b.dtype).view(b.shape))
-            at += -(-size // ALIGN) * ALIGN
+            at += aligned(size)
         return found
 
     def _make_memory(self) -> Memory:
@@ -206,7 +157,7 @@ class ShardHome:
     @property
     def _buffer_bytes(self) -> int:
         sizes = (b.numel() * b.element_size() for b in self._state.buffers(floating=True))
-        return sum(-(-size // ALIGN) * ALIGN for size in sizes)
+        return sum(map(aligned, sizes))
 
     def _connect(self, bridges: Sequence[Bridge]) -> None:
         """Collective: every host's first worker serves its shards, all connect to those of other hosts."""
@@ -229,7 +180,7 @@ class ShardHome:
             row = rows[team.members.index(ranks[0])]
             client = Client(row["address"], row["public"], keys, self._generation, team.rank)
             shards = range(host * self.per_host, (host + 1) * self.per_host)
-            self._remote.append(_Remote(client, [bridges[g] for g in shards], shards, len(ranks)))
+            self._remote.append(Remote(client, [bridges[g] for g in shards], shards))
             if host == 0:
                 self.dealer = client
         for remote in self._remote:
@@ -351,7 +302,7 @@ class ShardHome:
                 bits |= 1 << i
         return bits.to_bytes((len(parameters) + 7) // 8, "little")
 
-    def _take_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
+    def _take_remote(self, remote: Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         g = remote.shards[shard]
         copy(remote.bridges[shard].own(), remote.views(shard, data))
         if self._clock != self._counted:  # else the push was noted with the pull before
@@ -412,7 +363,7 @@ class ShardHome:
             self.pull(-inf)
             self._take_all(check)
 
-    def _show_remote(self, remote: _Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
+    def _show_remote(self, remote: Remote, shard: int, version: int, applied: int, data: memoryview) -> None:
         copy(remote.bridges[shard].own(), remote.views(shard, data))
 
     def _everyones_buffers(self) -> list[Tensor]:
@@ -452,7 +403,7 @@ class ShardHome:
     def gather(self) -> None:
         """Collective, when all are through: every replica gets parameters and optimizer state from the
         shards. What is on this host needs no traffic."""
-        target = _Gathered(self._state)
+        target = Gathered(self._state)
         for s in range(self.per_host):
             self.memory.current(s).store(target.write)
         team = self._team
@@ -472,121 +423,3 @@ class ShardHome:
 
 def _loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
-
-
-class _Local:
-    """A shard of this host: where this worker's gradient goes, and whence its parameters come."""
-
-    def __init__(self, bridge: Bridge, gradient: Sequence[Tensor]):
-        self._bridge, self._gradient = bridge, bridge.shaped(gradient)
-        self._shaped: dict[int, list[Tensor]] = {}  # of each half
-
-    def write(self) -> None:
-        _write(self._bridge, self._gradient)
-
-    def take(self, shard: Shard) -> None:
-        key = id(shard)
-        if key not in self._shaped:
-            self._shaped[key] = self._bridge.shaped(shard.parameters)
-        copy(self._bridge.own(), self._shaped[key])
-
-
-class _Remote:
-    """Another host's shards."""
-
-    def __init__(self, client: Client, bridges: Sequence[Bridge], shards: range, workers: int):
-        self.client, self.bridges, self.shards, self.workers = client, list(bridges), shards, workers
-        self._gradients = [
-            Gradient(bridge.outline, torch.zeros(bridge.outline.gradient_size, dtype=torch.uint8))
-            for bridge in bridges
-        ]
-        self._shaped = [b.shaped(g.pieces) for b, g in zip(self.bridges, self._gradients, strict=True)]
-        self._sent: list[Tensor] = []  # until the next pull they must not change
-        self._asked = False
-
-    def push(
-        self, push: Push, seen: Sequence[int], narrow: bool, skip: bool, take: Callable[..., None]
-    ) -> None:
-        """Where nothing is bounded the parameters are asked for at once, shard by shard: one comes while
-        the next one's gradient is still going."""
-        self._sent, self._asked = [], push.after == -inf
-        for shard, (bridge, gradient) in enumerate(zip(self.bridges, self._gradients, strict=True)):
-            if not skip:
-                _write(bridge, self._shaped[shard])
-            data = gradient.narrow() if narrow else gradient.region
-            self._sent.append(data)
-            one = replace(push, seen=seen[self.shards[shard]])
-            self.client.push(shard, one, memoryview(data.numpy()), narrow)  # type: ignore[arg-type]
-            if self._asked:
-                self._pull(-inf, take, [shard], note=True)
-
-    def pull(self, after: float, take: Callable[..., None], note: bool = True) -> None:
-        if not (self._asked and note and after == -inf):
-            self._pull(after, take, None, note)
-        self._asked = False
-
-    def _pull(self, after: float, take: Callable[..., None], shards: list[int] | None, note: bool) -> None:
-        self.client.pull(after, lambda *found: take(self, *found), shards, note)
-
-    def views(self, shard: int, data: memoryview) -> list[Tensor]:
-        bridge = self.bridges[shard]
-        return bridge.shaped(bridge.outline.values_of(memory.tensor_of(data)))
-
-
-def _write(bridge: Bridge, places: Sequence[Tensor]) -> None:
-    """Writes `.grad` into a gradient's places; one that is missing is marked elsewhere, and anything here."""
-    parts = bridge.parts(_gradient_of)
-    copy(places, parts)
-
-
-def _gradient_of(p: nn.Parameter) -> Tensor:
-    if p.grad is None:
-        return torch.zeros_like(p)
-    if p.grad.is_sparse:
-        raise TypeError("asp and ssp push dense gradients: use Embedding(sparse=False)")
-    return p.grad
-
-
-class _Gathered:
-    """A replica that takes whole shards."""
-
-    def __init__(self, state: State):
-        self._state = state
-        self._found: set[int] = set()
-        self._targets: list[Tensor] = []
-        self._sources: list[Tensor] = []
-
-    def write(self, piece: Piece, slot: Slot | None, values: Tensor) -> None:
-        p = self._state.parameters[piece.parameter]
-        if slot is None:
-            self._take(part(piece, p.detach(), p), shaped(piece, values, p))
-            return
-        self._found.add(piece.parameter)
-        state = self._state.optimizers[piece.optimizer].state[p]
-        old = state.get(slot.key)
-        if slot.kind == "number":
-            state[slot.key] = slot.type(float(values))
-        elif slot.kind == "element":
-            if not (isinstance(old, Tensor) and old.shape == p.shape and old.stride() == p.stride()):
-                old = state[slot.key] = torch.zeros_like(p, dtype=slot.dtype)
-            self._take(part(piece, old, p), shaped(piece, values, p))
-        else:
-            if not (isinstance(old, Tensor) and old.shape == values.shape and old.dtype == slot.dtype):
-                group = self._state.optimizers[piece.optimizer].param_groups[piece.group]
-                # As torch does: step counts stay on the CPU unless the step runs on the device as a whole.
-                on_device = group.get("fused") or group.get("capturable") or p.dim() == 0
-                where = p.device if on_device or slot.kind != "scalar" else torch.device("cpu")
-                old = state[slot.key] = torch.zeros(values.shape, dtype=slot.dtype, device=where)
-            self._take(old, values)
-
-    def _take(self, target: Tensor, source: Tensor) -> None:
-        self._targets.append(target)
-        self._sources.append(source)
-
-    def done(self) -> None:
-        """Copies all; state that the shards don't have, no replica has."""
-        copy(self._targets, self._sources)
-        for number, p in enumerate(self._state.parameters):
-            for optimizer in self._state.optimizers:
-                if number not in self._found:
-                    optimizer.state.pop(p, None)
