@@ -106,14 +106,14 @@ class Diary:
             return None
         fields = {
             **self._where(),
-            "mean_staleness": _mean(sum(w.stale for w in workers), len(shards.times)),
+            "mean_staleness": _mean(sum(shards.stale), len(shards.times)),
             "staleness": {str(stale): times for stale, times in enumerate(shards.staleness) if times},
             "workers": [
                 {
                     "rank": w.rank,
                     "pushes": w.done - w.begun,
-                    "mean_staleness": _mean(w.stale, w.done - w.begun),
-                    "max_staleness": w.stalest,
+                    "mean_staleness": _mean(shards.stale[w.rank], w.done - w.begun),
+                    "max_staleness": shards.stalest[w.rank],
                     "bound_waits": w.bound_waits,
                     "bound_wait_s": round(w.bound_wait, 4),
                 }

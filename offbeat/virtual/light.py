@@ -81,8 +81,8 @@ class LightWorker(Worker):
     __slots__ = (
         *("rank", "members", "clock", "units", "total", "now", "busy", "skipped", "due", "update"),
         *("resume", "program", "over", "then", "asked", "met", "met_at", "averages"),
-        *("shards", "unheld", "after", "applies", "landed", "pulled", "read", "seen", "held"),
-        *("stale", "stalest", "begun", "bound_waits", "bound_wait"),
+        *("shards", "unheld", "after", "applies", "landed", "pulled", "read", "held"),
+        *("begun", "bound_waits", "bound_wait"),
         *("_job", "_computing", "_reduction"),
     )
 
@@ -110,9 +110,9 @@ class LightWorker(Worker):
         self.shards: Shards | None = None
         self.unheld = False  # it has no ticket yet
         self.after = -inf
-        self.landed = self.pulled = self.seen = 0
+        self.landed = self.pulled = 0
         self.read = self.held = 0.0
-        self.begun = self.stale = self.stalest = self.bound_waits = 0
+        self.begun = self.bound_waits = 0
         self.bound_wait = 0.0
 
     @property
@@ -175,20 +175,20 @@ class LightWorker(Worker):
         """Its push is where it is to be applied, and now it is, if the bound allows."""
         shards, after = self.shards, self.after
         assert shards is not None
-        times, now = shards.times, shards.clock.now
+        times, now, rank = shards.times, shards.clock.now, self.rank
         if after != -inf:
             least = (shards.bounds or shards.bounded()).pulls.least
             if (after > least - 1 or self.held >= 0) and not shards.may_push(self, now):
                 return
-        seen = self.seen
+        seen = shards.seen[rank]
         stale = len(times) - (seen if seen >= 0 else bisect_right(times, self.read, ~seen))
         try:
             shards.staleness[stale] += 1
         except IndexError:
             shards.staleness += [0] * (stale - len(shards.staleness)) + [1]
-        self.stale += stale
-        if stale > self.stalest:
-            self.stalest = stale
+        shards.stale[rank] += stale
+        if stale > shards.stalest[rank]:
+            shards.stalest[rank] = stale
         times.append(now)
         self.now = now
         bounds, landed, self.landed = shards.bounds, self.landed, self.clock
