@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from offbeat.site import here
+
 
 class Listener(Protocol):
     def backward_returned(self, roots: Any) -> None:
@@ -23,15 +25,13 @@ class Listener(Protocol):
         """It raised."""
 
 
-# In the order of their making, which is the same on all workers: they wait for each other in it.
-_listeners: dict[int, weakref.ref[Any]] = {}
 _lock = threading.Lock()
-_depth = 0  # of all threads: under activation checkpointing on CUDA the inner backward has its own
 
 
 def listen(listener: Listener) -> None:
     """`listener` hears of every backward from now on, as long as it lives."""
-    _listeners[id(listener)] = weakref.ref(listener)
+    # In the order of their making, which is the same on all workers: they wait for each other in it.
+    here().listeners[id(listener)] = weakref.ref(listener)
     current = torch.autograd.backward
     if getattr(current, "_offbeat", False):
         return
@@ -55,17 +55,18 @@ def listen(listener: Listener) -> None:
 
 
 def ignore(listener: Listener) -> None:
-    _listeners.pop(id(listener), None)
+    here().listeners.pop(id(listener), None)
 
 
 def _deepen(by: int) -> int:
-    global _depth
-    with _lock:
-        _depth += by
-        return _depth
+    site = here()
+    with _lock:  # under activation checkpointing on CUDA the inner backward has a thread of its own
+        site.depth += by
+        return site.depth
 
 
 def _living() -> list[Any]:
-    for key in [key for key, reference in _listeners.items() if reference() is None]:
-        del _listeners[key]
-    return [one for reference in _listeners.values() if (one := reference()) is not None]
+    listeners = here().listeners
+    for key in [key for key, reference in listeners.items() if reference() is None]:
+        del listeners[key]
+    return [one for reference in listeners.values() if (one := reference()) is not None]

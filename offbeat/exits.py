@@ -8,6 +8,8 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
+from offbeat.site import here
+
 
 class Closes(Protocol):
     @property
@@ -18,55 +20,60 @@ class Closes(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
-# In the order of their making, which is the same on all workers: they wait for each other in it. Held
-# until the job is over, or one that the script lets go of would vanish without leaving.
-_live: dict[int, Closes | weakref.ref[Closes]] = {}
 _watching = False
 
 
 def watch(one: Closes) -> None:
-    """At the interpreter's end `one` is closed; if an error ends it, `one.fail(error)` comes first."""
+    """At the script's end `one` is closed; if an error ends it, `one.fail(error)` comes first."""
     global _watching
-    _live[id(one)] = one
-    if _watching:
+    # In the order of their making, which is the same on all workers: they wait for each other in it. Held
+    # until the job is over, or one that the script lets go of would vanish without leaving.
+    here().open[id(one)] = one
+    if _watching or here().virtual:
         return
     _watching = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for one in _living():
-            one.fail(error)
+        fail(error)
         before(kind, error, trace)
 
-    def leave() -> None:
-        # Whoever replaced our hook has still left the error there.
-        error = getattr(sys, "last_value", None)
-        for one in _living():
-            if isinstance(error, BaseException):
-                one.fail(error)
-            elif not one.done:
-                print(
-                    "offbeat: the script has ended before the job: this worker leaves, and waits until "
-                    "the others have finished (sync.close() says that this is meant)",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            one.close()
-
     sys.excepthook = hook
-    atexit.register(leave)
+    # Whoever replaced our hook has still left the error there.
+    atexit.register(lambda: leave(getattr(sys, "last_value", None)))
+
+
+def fail(error: BaseException) -> None:
+    """The script has failed."""
+    for one in _living():
+        one.fail(error)
+
+
+def leave(error: object = None) -> None:
+    """The script has ended, with `error` if it is one."""
+    for one in _living():
+        if isinstance(error, BaseException):
+            one.fail(error)
+        elif not one.done:
+            print(
+                "offbeat: the script has ended before the job: this worker leaves, and waits until "
+                "the others have finished (sync.close() says that this is meant)",
+                file=sys.stderr,
+                flush=True,
+            )
+        one.close()
 
 
 def relax(one: Closes) -> None:
     """`one`'s job is over: it may go when the script lets go of it."""
-    if id(one) in _live:
-        _live[id(one)] = weakref.ref(one)
+    if id(one) in here().open:
+        here().open[id(one)] = weakref.ref(one)
 
 
 def forget(one: Closes) -> None:
-    _live.pop(id(one), None)
+    here().open.pop(id(one), None)
 
 
 def _living() -> list[Closes]:
-    held = [one() if isinstance(one, weakref.ref) else one for one in list(_live.values())]
+    held = [one() if isinstance(one, weakref.ref) else one for one in list(here().open.values())]
     return [one for one in held if one is not None]

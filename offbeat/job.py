@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import torch
 
-_job: Job | None = None
+from offbeat import site
 
 
 @dataclass
@@ -65,33 +65,33 @@ def init(seed: int | None = None, out: str | Path | bool | None = None) -> None:
 
     May be left out: the first use of offbeat calls it. A second call is an error if it changes anything.
     """
-    global _job
-    if _job is not None:
-        if seed is not None and seed != _job.seed:
+    here = site.here()
+    if (job := here.job) is not None:
+        if seed is not None and seed != job.seed:
             raise RuntimeError(
-                f"offbeat is already running with seed {_job.seed}: call init(seed={seed}) first"
+                f"offbeat is already running with seed {job.seed}: call init(seed={seed}) first"
             )
         return
-    _job = _from_environment(seed, out)
-    torch.manual_seed(_job.seed + _job.rank)
-    numpy.random.seed((_job.seed + _job.rank) % 2**32)
-    random.seed(_job.seed + _job.rank)
-    if _job.device.type == "cuda":
-        torch.cuda.set_device(_job.device)
+    job = here.job = here.make_job(seed, out)
+    torch.manual_seed(job.seed + job.rank)
+    numpy.random.seed((job.seed + job.rank) % 2**32)
+    random.seed(job.seed + job.rank)
+    if job.device.type == "cuda":
+        torch.cuda.set_device(job.device)
 
 
 def current() -> Job:
     """This worker's job."""
-    if _job is None:
+    here = site.here()
+    if here.job is None:
         init()
-    assert _job is not None
-    return _job
+    assert here.job is not None
+    return here.job
 
 
 def reset() -> None:
     """Forgets the job, so that a test or a notebook can begin another one."""
-    global _job
-    _job = None
+    site.here().job = None
 
 
 def rank() -> int:
@@ -109,7 +109,8 @@ def device() -> torch.device:
     return current().device
 
 
-def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
+def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
+    """The job that the launcher's environment tells of."""
     env = os.environ
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if size < 1 or not 0 <= rank < size:
@@ -118,14 +119,10 @@ def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         )
     local = _number("LOCAL_RANK", rank)
     if launcher := env.get("OFFBEAT_LAUNCHER"):
-        _die_with(int(launcher))
+        die_with(int(launcher))
     on = torch.device("cpu")
     if torch.cuda.is_available():
         on = torch.device("cuda", local % torch.cuda.device_count())
-    directory = env.get("OFFBEAT_OUT") or out
-    if directory is None:
-        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
-        directory = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{script}"
     begun = _process_start()
     now = time.time()
     costs = {"import_ms": (now - begun) * 1e3}
@@ -136,8 +133,8 @@ def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         world_size=size,
         local_rank=local,
         device=on,
-        seed=_number("OFFBEAT_SEED", 0 if seed is None else seed),
-        out=None if directory is False else Path(str(directory)),
+        seed=seed_of(seed),
+        out=directory_of(out),
         started=float(env.get("OFFBEAT_SPAWNED") or begun),
         costs=costs,
         backend=_backend(on, _number("LOCAL_WORLD_SIZE", 1)),
@@ -145,6 +142,20 @@ def _from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         shards=env.get("OFFBEAT_SHARDS"),
         meeting=(env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1)),
     )
+
+
+def seed_of(given: int | None) -> int:
+    """The job's seed: the command line's, else the script's, else 0."""
+    return _number("OFFBEAT_SEED", 0 if given is None else given)
+
+
+def directory_of(given: str | Path | bool | None) -> Path | None:
+    """The run's directory: the command line's, else the script's, else a new one under runs/."""
+    directory = os.environ.get("OFFBEAT_OUT") or given
+    if directory is None:
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
+        directory = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{script}"
+    return None if directory is False else Path(str(directory))
 
 
 def _backend(device: torch.device, neighbours: int) -> str:
@@ -188,7 +199,7 @@ def _process_start() -> float:
         return time.time()
 
 
-def _die_with(launcher: int) -> None:
+def die_with(launcher: int) -> None:
     """Asks the kernel to end this process when its launcher dies, however that happens."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -37,6 +37,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from offbeat.site import here
+
 Record = dict[str, Any]
 
 
@@ -49,22 +51,26 @@ class Journal:
     """
 
     def __init__(self, path: Path | None, started: float | None = None, interval: float = 0.25):
-        self.path, self.started = path, time.time() if started is None else started
+        self.path, self.started = path, here().unix() if started is None else started
         self._interval, self._lock, self._file = interval, threading.Lock(), threading.Lock()
         self._waiting: list[Record] = []
         self._closed = threading.Event()
         self._failed = False
+        self._flushed = time.monotonic()
         self._thread: threading.Thread | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._thread = threading.Thread(target=self._write, name="offbeat-journal", daemon=True)
-            self._thread.start()
+            if not here().virtual:
+                self._thread = threading.Thread(target=self._write, name="offbeat-journal", daemon=True)
+                self._thread.start()
 
     def record(self, type: str, **fields: Any) -> None:
         if self.path is not None:
-            row = {"type": type, "t": round(time.time() - self.started, 6), **fields}
+            row = {"type": type, "t": round(here().unix() - self.started, 6), **fields}
             with self._lock:
                 self._waiting.append(row)
+            if self._thread is None and time.monotonic() > self._flushed + self._interval:
+                self.flush()
 
     def _write(self) -> None:
         while not self._closed.wait(self._interval):
@@ -74,6 +80,7 @@ class Journal:
         """Writes what has gathered."""
         if self.path is None:
             return
+        self._flushed = time.monotonic()
         with self._file:  # never held by `record`
             with self._lock:
                 rows, self._waiting = self._waiting, []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
+
+from offbeat.site import now
 
 
 class Meter:
@@ -23,17 +24,17 @@ class Meter:
 
     def begin(self) -> None:
         if self._begun is None:
-            self._begun = time.perf_counter()
+            self._begun = now()
 
     def end(self) -> None:
         if self._ended is None:
-            self._ended = time.perf_counter()
+            self._ended = now()
 
     @property
     def seconds(self) -> float:
         if self._begun is None:
             return 0.0
-        return (self._ended or time.perf_counter()) - self._begun
+        return (self._ended or now()) - self._begun
 
     @property
     def wait_s(self) -> float:
@@ -41,14 +42,14 @@ class Meter:
         begun = self._wait_begun
         if begun is None or self._begun is None:
             return self._waited
-        end = time.perf_counter() if self._ended is None else self._ended
+        end = now() if self._ended is None else self._ended
         return self._waited + max(end - max(begun, self._begun), 0.0)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         self._depth += 1
         if self._depth == 1:
-            self._wait_begun = time.perf_counter()
+            self._wait_begun = now()
         try:
             yield
         finally:

@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from offbeat.checkpoint import (
 )
 from offbeat.cluster.control import Event
 from offbeat.cluster.state import receive, share
+from offbeat.site import now
 
 if TYPE_CHECKING:
     from offbeat.sync import Synchronizer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     """Writes the settled job to `path`; every member calls it, or after the job's end anyone. Raises
     OSError or CheckpointError on all that call it."""
-    begun = time.perf_counter()
+    begun = now()
     worker = sync.worker
     if sync.done and worker.rank != worker.members[0]:
         return
@@ -84,7 +84,7 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
         action="saved",
         path=str(path),
         units=sync.units,
-        ms=round((time.perf_counter() - begun) * 1e3, 3),
+        ms=round((now() - begun) * 1e3, 3),
     )
 
 
@@ -98,7 +98,7 @@ def row(sync: Synchronizer, waits: bool = False) -> str:
 def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
     """Takes the job's state from `path`, which only the first member reads; every member calls it.
     Raises CheckpointError on all of them, before anything has been changed."""
-    begun = time.perf_counter()
+    begun = now()
     worker, state = sync.worker, sync.worker.state
     first = worker.members[0]
     failure, text, content = "", "", {}
@@ -141,7 +141,7 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
         action="restored",
         path=str(path),
         units=worker.units,
-        ms=round((time.perf_counter() - begun) * 1e3, 3),
+        ms=round((now() - begun) * 1e3, 3),
     )
 
 

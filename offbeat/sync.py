@@ -38,6 +38,7 @@ from offbeat.plan import check as plan_check
 from offbeat.plan import phases
 from offbeat.protocols import BSP, Protocol
 from offbeat.resume import restore, row, save
+from offbeat.site import here
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
 from offbeat.watchman import Watchman
@@ -94,37 +95,38 @@ class Synchronizer:
         on_diverge = on_diverge_of(on_diverge)
         way_of(optimizers, cut)
 
-        here = job.current()
-        keeps = here.rank == 0 and here.out is not None
-        self.journal = Journal(here.out / "journal.jsonl" if keeps and here.out else None, here.started)
-        self._store = _own_store(here.store)
+        mine = job.current()
+        here().admit(state)
+        keeps = mine.rank == 0 and mine.out is not None
+        self.journal = Journal(mine.out / "journal.jsonl" if keeps and mine.out else None, mine.started)
+        self._store = _own_store(mine.store)
         self.worker = RealWorker(
-            here.rank,
-            here.world_size,
-            here.device,
-            here.backend,
+            mine.rank,
+            mine.world_size,
+            mine.device,
+            mine.backend,
             self._store,
             state,
             config,
             WIRES[wire],
             self.journal,
-            here=here,
+            here=mine,
             cut=cut,
         )
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
-        self.data_seed = here.seed
+        self.data_seed = mine.seed
         self._marks = Marks()
         self._steps = 0  # calls of step()
         self._inside_consensus = False
         self._closed = self._failed = False
-        self._settings = {
+        self.settings = {
             "lr_reference": lr_reference,
             "momentum": momentum,
             "wire": wire,
             "on_diverge": on_diverge,
         }
-        self._telemetry = Telemetry(self.worker, self._store, here, self.journal)
+        self._telemetry = Telemetry(self.worker, self._store, mine, self.journal)
         self.worker.after_step = self._telemetry.step
         self.worker.on_ticket = self._prepare_batch
         self.worker.on_commit = self._marks.settled
@@ -211,6 +213,7 @@ class Synchronizer:
         else:
             self._stream = dealt(self, data, batch_size, micro_batches, shuffle, num_workers, collate_fn)
         self._stream.begin()
+        here().begins(self, data=True)
         self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
         return self._stream.batches()
 
@@ -238,6 +241,7 @@ class Synchronizer:
             self.worker.scaler = scaler
         self._steps += 1
         self._marks.muted = False
+        here().computed()
         with self._watchman:
             self._watchman.look(self._telemetry)
             self.worker.stepping = True
@@ -245,6 +249,7 @@ class Synchronizer:
                 self._course.advance()
             finally:
                 self.worker.stepping = False
+                here().stepped()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -434,8 +439,9 @@ class Synchronizer:
     def _begin(self, total: int) -> None:
         """The length is known: the plan begins."""
         plan_check(self.plan, total)
+        here().begins(self, data=False)
         self.worker.prepare(self.plan)
-        self._telemetry.begin(plan=str(self.plan), total=total, **self._settings)
+        self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
         self._warn_of_a_cold_start()
         self._warn_of_hooks()
         self._marks.begin(self.worker.units / total)
@@ -533,21 +539,16 @@ class Synchronizer:
 
     def backward_returned(self, roots: Any) -> None:
         self._telemetry.backward(roots)
+        if not self.worker.reducer.hold:
+            here().computed()
         self.worker.backward_returned()
 
     def backward_failed(self) -> None:
         self.worker.backward_failed()
 
 
-_made = 0
-
-
 def _own_store(store: Any) -> Any:
     """A job may make several Synchronizers, one after the other: each has its own keys."""
-    global _made
-    _made += 1
-    if store is None:
-        return None
-    from torch.distributed import PrefixStore
-
-    return PrefixStore(f"sync{_made}", store)
+    site = here()
+    site.synchronizers += 1
+    return None if store is None else site.part(store, f"sync{site.synchronizers}")

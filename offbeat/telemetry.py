@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import threading
-import time
+from math import inf
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from offbeat.cluster.real import RealWorker
 from offbeat.cluster.state import collect
 from offbeat.job import Job
 from offbeat.journal import Journal
+from offbeat.site import here, now
 
 GATHER = 1.0
 """Seconds between two `workers` records."""
@@ -37,7 +38,8 @@ class Telemetry:
         self.batch_samples = 0  # lent to the loop since the last step
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if store is not None or journal.path is not None:
+        self._gather_due = now() + GATHER if here().virtual else inf
+        if (store is not None or journal.path is not None) and not here().virtual:
             self._thread = threading.Thread(target=self._gather, name="offbeat-telemetry", daemon=True)
             self._thread.start()
 
@@ -100,9 +102,12 @@ class Telemetry:
         worker.meter.steps += 1
         worker.meter.samples += self.batch_samples
         self.batch_samples = 0
-        now = time.perf_counter()
-        if now >= self._sample_due and self._journal.path is not None:
-            self._sample_due = now + SAMPLE
+        moment = now()
+        if moment >= self._gather_due:  # no thread does it
+            self._gather_due = moment + GATHER
+            self._gather_once()
+        if moment >= self._sample_due and self._journal.path is not None:
+            self._sample_due = moment + SAMPLE
             stale = {} if worker.staleness is None else {"staleness": worker.staleness}
             self._journal.record(
                 "step",

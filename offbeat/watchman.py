@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ from offbeat.checkpoint import Stateful
 from offbeat.cluster.real import Called
 from offbeat.cluster.state import collect
 from offbeat.guard import Diverged, Guard
+from offbeat.site import now
 from offbeat.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Watchman:
         """Raises Diverged, or calls all workers together, if this worker's loss says so."""
         worker = self._sync.worker
         if worker.device.type == "cuda":
-            now = time.perf_counter()
-            if now < self._due:
+            moment = now()
+            if moment < self._due:
                 return
-            self._due = now + ON_CUDA
+            self._due = moment + ON_CUDA
         loss = telemetry.loss
         if loss is None:
             return

@@ -172,6 +172,9 @@ def one_worker_pairs(setups: Sequence[Setup]) -> list[tuple[Result, Result, Resu
     return [(own_seeded(s), plain_own(s), dealt(s), plain_dealt(s)) for s in setups]
 
 
+_kept: list[Any] = []  # a gloo group may hang where it is collected while others have gone
+
+
 def beside_ddp(setup: Setup, steps: int) -> tuple[Tensor, Tensor]:
     """The parameters after `steps` under BSP and under DistributedDataParallel, in the same processes."""
     import torch.distributed as dist
@@ -184,6 +187,7 @@ def beside_ddp(setup: Setup, steps: int) -> tuple[Tensor, Tensor]:
     dist.init_process_group("gloo", store=store, rank=offbeat.rank(), world_size=offbeat.world_size())
     try:
         wrapped = DistributedDataParallel(model)
+        _kept.append(wrapped)
         for step in range(steps):
             x, y = unit(offbeat.rank(), step, setup.dtype)
             torch.nn.functional.mse_loss(wrapped(x), y).backward()

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,18 @@ from tests.reference_shards import Log, joined
 from tests.scripts import Result, Setup, schedule_of, table
 
 Losses = Callable[[Any, int, int], Tensor]
+
+
+_log: ContextVar[Log] = ContextVar("log")
+
+
+class Recorded(shards.ShardHome):
+    """Writes down what it does in its worker's log."""
+
+    def begin(self, clock: int, units: int) -> None:
+        self.trace = _log.get().events
+        self.trace.append({"kind": "cut", "clock": clock, "units": units})
+        super().begin(clock, units)
 
 
 @dataclass(frozen=True)
@@ -47,13 +60,7 @@ class Job(Setup):
         """The log tells of this worker's pushes, pulls and cuts, from the first one on."""
         shards.SHARD = self.shard
         log = Log()
-
-        class Recorded(shards.ShardHome):
-            def begin(self, clock: int, units: int) -> None:
-                self.trace = log.events
-                log.events.append({"kind": "cut", "clock": clock, "units": units})
-                super().begin(clock, units)
-
+        _log.set(log)
         real.ShardHome = Recorded  # type: ignore[misc]
         models, optimizers = self.compose(offbeat.rank())
         sync = offbeat.Synchronizer(models, optimizers, self.plan, self.total, **self.options)

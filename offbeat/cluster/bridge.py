@@ -57,14 +57,18 @@ class Bridge:
 
 
 class Local:
-    """A shard of this host: where this worker's gradient goes, and whence its parameters come."""
+    """A shard of this host: where this worker's gradient goes, and whence its parameters come. narrow: the
+    gradient is rounded as if it had travelled."""
 
-    def __init__(self, bridge: Bridge, gradient: Sequence[Tensor]):
-        self._bridge, self._gradient = bridge, bridge.shaped(gradient)
+    def __init__(self, bridge: Bridge, gradient: Gradient, narrow: bool = False):
+        self._bridge, self._gradient, self._narrow = bridge, gradient, narrow
+        self._places = bridge.shaped(gradient.pieces)
         self._shaped: dict[int, list[Tensor]] = {}  # of each half
 
     def write(self) -> None:
-        self._bridge.write_gradient(self._gradient)
+        self._bridge.write_gradient(self._places)
+        if self._narrow:
+            self._gradient.widen(self._gradient.narrow())
 
     def take(self, shard: Shard) -> None:
         key = id(shard)

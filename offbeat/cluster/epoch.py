@@ -90,8 +90,9 @@ class Epoch:
             self.close()
             raise PeerLost(f"a worker went away before {what}: {error}") from error
 
-    def sum(self, tensor: torch.Tensor, group: str) -> Work:
-        """Starts summing `tensor` (contiguous) over the members, in place."""
+    def sum(self, tensor: torch.Tensor, group: str, passed: float = 1.0) -> Work:
+        """Starts summing `tensor` (contiguous) over the members, in place. passed: the share of the running
+        backward that is over, by which an engine in virtual time knows when this was."""
         return self._start(f"a sum of {group}", group, tensor, lambda g: g.allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int, group: str = "averages") -> Work:

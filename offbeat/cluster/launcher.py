@@ -174,7 +174,8 @@ class Launcher:
         failed = sorted(failed, key=lambda pair: (pair[0].missed_another(), pair[0].spoke_at()))
         worker, exit = failed[0]
         others = [f"rank {other.rank} ({after.text})" for other, after in failed[1:]]
-        message = f"rank {exit.rank} on {self._place()} failed with {exit.text}"
+        who = f"rank {exit.rank} on {self._place()}" if self.spec.virtual is None else "the virtual run"
+        message = f"{who} failed with {exit.text}"
         if others:
             message += f"; so did {', '.join(others)}"
         self._last_words = worker.last_words()
@@ -191,8 +192,7 @@ class Launcher:
         shown = self.spec.show == "all" or (self.spec.show == "first" and rank == 0)
         try:
             self.workers[rank] = WorkerProcess(
-                self.spec.script,
-                self.spec.args,
+                (*self._module, self.spec.script, *self.spec.args),
                 self._environment(rank, local_rank, attempt),
                 WorkerLogs(self.world.out / "logs", rank, attempt),
                 self._sink if shown else None,
@@ -202,6 +202,10 @@ class Launcher:
             raise Interrupted(signalled.sigval) from None
         finally:
             self._take_signals()  # the context puts handlers of its own
+
+    @property
+    def _module(self) -> tuple[str, ...]:
+        return () if self.spec.virtual is None else ("-m", "offbeat.virtual")
 
     def _environment(self, rank: int, local_rank: int, attempt: int) -> dict[str, str]:
         assert self.world is not None
@@ -235,6 +239,10 @@ class Launcher:
             "OFFBEAT_WIRE": spec.wire,
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
             "OFFBEAT_SHARDS": self._shards,
+            "OFFBEAT_VIRTUAL": spec.virtual,
+            "OFFBEAT_CLUSTER": spec.cluster,
+            "OFFBEAT_TIMING_ONLY": spec.timing_only or None,
+            "OFFBEAT_SHOW_ALL": 1 if spec.show == "all" and spec.virtual else None,
         }
         return {name: str(value) for name, value in env.items() if value is not None}
 

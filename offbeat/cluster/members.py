@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
-from offbeat.cluster.epoch import PATIENCE, Epoch
+from offbeat.cluster.epoch import PATIENCE
 from offbeat.cluster.state import collect
 from offbeat.journal import Journal
+from offbeat.site import here
 
 
 class Members:
@@ -52,7 +53,7 @@ class Members:
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
         self._last: Exchange | None = None
         self._departed: set[int] = set()
-        self.epoch = Epoch(0, range(world), rank, store, on)
+        self.epoch = here().epoch(0, range(world), rank, store, on)
 
     @property
     def units(self) -> int:
@@ -153,7 +154,7 @@ class Members:
 
     def _enter(self, number: int, members: Any, reason: str) -> None:
         self._last, self._departed = None, set()
-        self.epoch = Epoch(number, members, self.rank, self._store, self._on)
+        self.epoch = here().epoch(number, members, self.rank, self._store, self._on)
         self._on_regroup()
         self._journal.record("members", epoch=number, members=list(self.epoch.members), reason=reason)
 

@@ -19,7 +19,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy
@@ -32,10 +31,6 @@ from offbeat.shard import Push, Shard
 from offbeat.twin import Settings
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-POLL = (20e-6, 1e-3)
-"""Seconds between two looks at a bound that is not reached yet: at first, and at most."""
-CHECK = 0.2
-"""Seconds between two calls of `check` meanwhile."""
 
 _HEAD = 8  # words: units dealt, alarm
 _files: dict[str, int] = {}
@@ -204,20 +199,6 @@ class Memory:
 
     def may_pull(self, shard: int, after: float) -> bool:
         return self.current(shard).may_pull(after)
-
-    def wait(self, ready: Callable[[], bool], check: Callable[[], None]) -> float:
-        """Until `ready`; `check` is called now and then and may raise. Returns the seconds it took."""
-        if ready():
-            return 0.0
-        begun = time.perf_counter()
-        checked, pause = begun, POLL[0]
-        while not ready():
-            time.sleep(pause)
-            pause = min(2 * pause, POLL[1])
-            if time.perf_counter() > checked + CHECK:
-                check()
-                checked = time.perf_counter()
-        return time.perf_counter() - begun
 
     # Units and alarms
 

@@ -84,12 +84,10 @@ class Exit:
 
 
 class WorkerProcess:
-    """Starts at once. `poll` forwards its new output and tells how it ended, `signal` reaches the worker
-    and the processes it has started (its data loaders)."""
+    """Starts at once: this Python with `words`. `poll` forwards its new output and tells how it ended,
+    `signal` reaches the worker and the processes it has started (its data loaders)."""
 
-    def __init__(
-        self, script: str, args: tuple[str, ...], env: dict[str, str], logs: WorkerLogs, sink: Sink | None
-    ):
+    def __init__(self, words: tuple[str, ...], env: dict[str, str], logs: WorkerLogs, sink: Sink | None):
         self.rank, self.logs, self._sink = int(env["RANK"]), logs, sink
         self.exit: Exit | None = None
         self.shown = sink is not None
@@ -98,7 +96,7 @@ class WorkerProcess:
             name="worker",
             entrypoint=sys.executable,
             # Unbuffered, as torchrun does: prints would otherwise reach the file only at the end.
-            args={0: ("-u", script, *args)},
+            args={0: ("-u", *words)},
             envs={0: env},
             logs_specs=logs,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -23,6 +22,7 @@ from offbeat.job import Job
 from offbeat.plan import phases
 from offbeat.protocols import Protocol
 from offbeat.shard import Push
+from offbeat.site import now
 from offbeat.worker import Handle, Ready
 
 LOOK = 0.5
@@ -83,7 +83,7 @@ class RealWorker(ReplicaWorker):
     def prepare(self, plan: Protocol) -> None:
         """Collective, before the first step: makes room for shards if the plan has a use for them."""
         if self.home is None and not self.team.alone and any(p.home == "shards" for p, _ in phases(plan)):
-            begun = time.perf_counter()
+            begun = now()
             self.home = ShardHome(
                 self.team,
                 self.state,
@@ -94,7 +94,7 @@ class RealWorker(ReplicaWorker):
                 self._wire is not None,
                 self.check,
             )
-            self.shards_ms = (time.perf_counter() - begun) * 1e3
+            self.shards_ms = (now() - begun) * 1e3
 
     @property
     def sharded(self) -> bool:
@@ -126,7 +126,7 @@ class RealWorker(ReplicaWorker):
     def running(self) -> bool:
         if not self.sharded:
             return super().running
-        self._asked, self._drain_met = time.perf_counter(), 0.0
+        self._asked, self._drain_met = now(), 0.0
         if self.interrupted:
             return False
         self._hold(1)
@@ -158,9 +158,9 @@ class RealWorker(ReplicaWorker):
             self.step()
             return Ready()
         assert self.home is not None
-        now = time.perf_counter()
-        if now > self._looked + LOOK:
-            self._looked = now
+        moment = now()
+        if moment > self._looked + LOOK:
+            self._looked = moment
             self.epoch.check()
         self._answer_alarm()
         skip = not self._finite()
@@ -262,10 +262,10 @@ class RealWorker(ReplicaWorker):
         if self.sharded:
             self.home.rest()
         while True:
-            waited = time.perf_counter()
+            waited = now()
             exchange = self._exchange(mine, flag=int(not self.stepping))
             words = exchange.read()
-            self._settle_met += time.perf_counter() - waited
+            self._settle_met += now() - waited
             event = exchange.event()
             if event == Event.ROLLBACK:
                 raise Called(max(word.flag for word in words if word.event == event), met=True)

@@ -50,8 +50,9 @@ class Bucket:
         self.missing = len(numbers)
         self.work: Work | None = None
 
-    def launch(self, epoch: Epoch) -> None:
-        """Sends what the parameters' `.grad` hold; a parameter without one counts as zero."""
+    def launch(self, epoch: Epoch, passed: float) -> None:
+        """Sends what the parameters' `.grad` hold; a parameter without one counts as zero. passed: the share
+        of backward that is over."""
         targets, sources = [], []
         for p, view in zip(self.parameters, self.views, strict=True):
             if p.grad is None:
@@ -64,7 +65,7 @@ class Bucket:
             self.flat.div_(epoch.size)  # a sum of halves overflows where their mean doesn't
         if self.narrow:
             self.wire.copy_(self.flat)
-        self.work = epoch.sum(self.wire, "gradients")
+        self.work = epoch.sum(self.wire, "gradients", passed)
 
     def land(self, epoch: Epoch, contributors: int) -> None:
         """Waits, and turns the sum into the mean over the members that contributed."""
@@ -199,7 +200,7 @@ class Reducer:
                     f"{self.names[i]} has a sparse gradient, which cannot be averaged with the others: "
                     f"use Embedding(sparse=False)"
                 )
-        bucket.launch(self._epoch)
+        bucket.launch(self._epoch, sum(self._seen) / len(self._seen))
         self._next += 1
 
     def abandon(self) -> bool:

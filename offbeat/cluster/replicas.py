@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from offbeat.hyper import Configuration, Schedules, applied
 from offbeat.journal import Journal
 from offbeat.meter import Meter
 from offbeat.protocols import BSP, Protocol
+from offbeat.site import here, now
 from offbeat.worker import Batch, Handle, Worker
 
 
@@ -51,10 +51,10 @@ class Settling(Handle):
         self._worker, self._then = worker, then
 
     def wait(self) -> None:
-        begun = time.perf_counter()
+        begun = now()
         self._worker.settle_now()
         if self._then is not None:
-            self._worker.enter(self._then.current(self._worker), begun, time.perf_counter())
+            self._worker.enter(self._then.current(self._worker), begun, now())
 
 
 class Ahead(Sequence[int]):
@@ -101,20 +101,20 @@ class ReplicaWorker(Worker):
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self.redeal: dict[int, int] = {}
-        self._asked = time.perf_counter()  # when the protocol last asked whether to go on: a drain's begin
+        self._asked = now()  # when the protocol last asked whether to go on: a drain's begin
         self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
         self.averager = Averager(state.averaged, wire)
-        begun = time.perf_counter()
+        begun = now()
         on = device if backend == "nccl" else torch.device("cpu")
         self.team = Members(rank, world, store, on, len(state.parameters), journal, self._regrouped)
-        self.rendezvous_ms = (time.perf_counter() - begun) * 1e3
+        self.rendezvous_ms = (now() - begun) * 1e3
         self._landing = Landing(self)
         self._same_model()
-        begun = time.perf_counter()
+        begun = now()
         if world > 1:
             receive(self.epoch, state, self.members[0])
-        self.broadcast_ms = (time.perf_counter() - begun) * 1e3
+        self.broadcast_ms = (now() - begun) * 1e3
 
     # Facts
 
@@ -144,7 +144,7 @@ class ReplicaWorker(Worker):
 
     @property
     def running(self) -> bool:
-        self._asked, self._drain_met = time.perf_counter(), 0.0
+        self._asked, self._drain_met = now(), 0.0
         return not self.interrupted and self.units < self.whole()
 
     def whole(self) -> int:
@@ -181,6 +181,7 @@ class ReplicaWorker(Worker):
                     self.scaler.step(optimizer)
         if self.scaler is not None:
             self.scaler.update()
+        here().updated()
         self.clear_gradients()
         self.team.tick(together=self._mean)
         self._own = self._own or not self._mean
@@ -257,9 +258,9 @@ class ReplicaWorker(Worker):
 
     def meet(self, exchange: Exchange) -> list[Word]:
         """The words, once all members are there."""
-        begun = time.perf_counter()
+        begun = now()
         words = exchange.read()
-        self._drain_met += time.perf_counter() - begun
+        self._drain_met += now() - begun
         return words
 
     def _reducing(self, unused: int) -> Exchange:
@@ -306,9 +307,9 @@ class ReplicaWorker(Worker):
         self._settle_met = 0.0
         if self.team.alone or self._settled == (self.clock, self.epoch.number):
             return
-        begun = time.perf_counter()
+        begun = now()
         words = self._exchange(Event.SETTLE, **self._standing()).read()
-        self._settle_met = time.perf_counter() - begun
+        self._settle_met = now() - begun
         self._settle_with(words)
         self.team.regroup()
         self._settled = (self.clock, self.epoch.number)
@@ -344,6 +345,7 @@ class ReplicaWorker(Worker):
         self.refer()
         where = {"units": self.units, "progress": round(self.progress, 6)}
         if begun is not None and settled is not None:
+            here().switched()
             self.journal.record(
                 "switch",
                 **{"from": str(before), "to": str(protocol)},
@@ -351,7 +353,7 @@ class ReplicaWorker(Worker):
                 drain_ms=round((begun - self._asked - self._drain_met) * 1e3, 3),
                 meet_ms=round((self._drain_met + self._settle_met) * 1e3, 3),
                 settle_ms=round((settled - begun - self._settle_met) * 1e3, 3),
-                transfer_ms=round((time.perf_counter() - settled) * 1e3, 3),
+                transfer_ms=round((now() - settled) * 1e3, 3),
             )
         self.journal.record("phase", protocol=str(protocol), **where)
 

@@ -32,6 +32,7 @@ from offbeat.cluster.wire import Keys, bind_address
 from offbeat.cut import cut, dense, way_of
 from offbeat.outline import Outline, aligned
 from offbeat.shard import Push, Shard
+from offbeat.site import here
 from offbeat.twin import Settings, Slot, slots
 
 SHARD = 1 << 20
@@ -84,10 +85,15 @@ class ShardHome:
         self._generation += 1
         nodes = [int(text) for text in collect(team.epoch, str(self._node))]
         hosts = sorted(set(nodes))
-        self.ranks = [[r for r, n in zip(team.members, nodes, strict=True) if n == host] for host in hosts]
-        self.here = hosts.index(self._node)
         size = sum(p.numel() * p.element_size() for p in state.parameters)
         self.per_host = max(1, min(MOST, -(-size // SHARD // len(hosts))))
+        narrow = [False] * (self.per_host * len(hosts))  # gradients that travel
+        if here().virtual:  # one memory stands for all hosts'
+            mine = hosts.index(self._node)
+            narrow = [self._narrow and g // self.per_host != mine for g in range(len(narrow))]
+            self.per_host, hosts, nodes = len(narrow), [self._node], [self._node] * len(nodes)
+        self.ranks = [[r for r, n in zip(team.members, nodes, strict=True) if n == host] for host in hosts]
+        self.here = hosts.index(self._node)
         pieces = cut(state.parameters, state.optimizers, self.per_host * len(hosts), self.way)
         self._stepped = sorted({piece.parameter for one in pieces for piece in one})
         kept = lru_cache(maxsize=None)(self._slots_of)
@@ -101,10 +107,14 @@ class ShardHome:
             )
             for number, one in enumerate(pieces)
         ]
+        sent = (one.narrow_size if self._narrow else one.gradient_size for one in self.outlines)
+        self._sizes = sum(sent), sum(one.values_end - one.values for one in self.outlines)
         bridges = [Bridge(outline, state.parameters) for outline in self.outlines]
         self.local = range(self.here * self.per_host, (self.here + 1) * self.per_host)
         self.memory = self._make_memory()
-        self._local = [Local(bridges[g], self.memory.gradient(s).pieces) for s, g in enumerate(self.local)]
+        self._local = [
+            Local(bridges[g], self.memory.gradient(s), narrow[g]) for s, g in enumerate(self.local)
+        ]
         client = self.ranks[self.here].index(team.rank)
         self._published = self._buffers_in(self.memory.published[client])
         self._remote: list[Remote] = []
@@ -255,9 +265,10 @@ class ShardHome:
     def pushed(self) -> None:
         """Returns when the push is applied here; elsewhere, it is by the next pull."""
         push, local = self._push, self.local
+        here().pushed(self._sizes[0])
         if push.after != -inf:
             ready = self._until(lambda s: self.memory.may_push(s, push.after))
-            self.counts.waited(self.memory.wait(ready, self._check))
+            self.counts.waited(here().wait_until(ready, self._check))
         seen = self._seen[local.start : local.stop]
         self.memory.commit(push, seen)
         self.memory.finish()
@@ -277,8 +288,9 @@ class ShardHome:
         after = self._after
         if after != -inf:
             ready = self._until(lambda s: self.memory.may_pull(s, after))
-            self.counts.waited(self.memory.wait(ready, self._check))
-        self._take_all(self._check)
+            self.counts.waited(here().wait_until(ready, self._check))
+        with here().pulling(self._sizes[1]):
+            self._take_all(self._check)
 
     def _take_all(self, check: Callable[[], None]) -> None:
         for s, (g, local) in enumerate(zip(self.local, self._local, strict=True)):

@@ -33,7 +33,8 @@ class LaunchSpec:
     ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore").
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
-    `grace` between TERM and KILL.
+    `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
+    file or a preset) says, with `timing_only` without computing anything.
 
     Raises LaunchError, which names the value that cannot be meant and what would be valid.
     """
@@ -54,8 +55,12 @@ class LaunchSpec:
     host_timeout: float = 30.0
     grace: float = 5.0
     show: Show = "first"
+    virtual: int | None = None
+    cluster: str | None = None
+    timing_only: bool = False
 
     def __post_init__(self) -> None:
+        self._check_virtual()
         if self.workers < 1:
             raise LaunchError(f"-n {self.workers}: a host runs at least one worker")
         if self.nnodes < 1:
@@ -90,6 +95,17 @@ class LaunchSpec:
             raise LaunchError(f"there is no script {self.script} (seen from {Path.cwd()})")
         if not os.access(script, os.R_OK):
             raise LaunchError(f"the script {self.script} may not be read")
+
+    def _check_virtual(self) -> None:
+        if self.virtual is None:
+            for name, given in (("--cluster", self.cluster), ("--timing-only", self.timing_only)):
+                if given:
+                    raise LaunchError(f"{name} belongs to a virtual run: add --virtual N, the workers")
+            return
+        if self.virtual < 1:
+            raise LaunchError(f"--virtual {self.virtual}: a cluster has at least one worker")
+        if self.workers != 1 or self.nnodes != 1:
+            raise LaunchError(f"--virtual {self.virtual} is a run in one process: leave out -n and --nnodes")
 
     @property
     def address(self) -> tuple[str, int]:
