@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from offbeat.journal import Record
@@ -21,7 +23,10 @@ ACCURACY = ("accuracy", "acc", "test_accuracy", "val_accuracy")
 class Row:
     """One plan. Times in seconds, from the first step on; `waiting` and `relative` are shares (`relative`:
     of the first plan's time). `staleness` is the mean over the plan's pushes. `to_target` is when the plan
-    first reached `Comparison.target`. None where the journal doesn't say; `error` where the run failed."""
+    first reached `Comparison.target`. None where the journal doesn't say; `error` where the run failed.
+
+    Of several runs of a plan, `runs` that finished and `failed` ones, all figures are means, and `accuracies`
+    holds each run's."""
 
     plan: str
     out: str = ""
@@ -34,6 +39,14 @@ class Row:
     to_target: float | None = None
     relative: float | None = None
     error: str | None = None
+    runs: int = 1
+    failed: int = 0
+    accuracies: tuple[float, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the runs' accuracies."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,8 @@ class Run:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Compares finished runs; one without an `end` record counts as failed."""
+    """Compares finished runs; one without an `end` record counts as failed. Runs of the same plan, in a row,
+    are one row."""
     failed = [run.error or (None if _last(run.records, "end") else "it did not end") for run in runs]
     curves = [_curve(run.records) for run in runs]
     bests = [max(a for _, a in curve) for curve, why in zip(curves, failed, strict=True) if curve and not why]
@@ -70,24 +84,45 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if why:
             rows.append(Row(run.plan, run.out, error=why))
             continue
-        seconds = number(end.get("seconds"))
-        base = rows[0].seconds if rows else seconds
         reached = [t for t, accuracy in curve if target is not None and accuracy >= target]
         rows.append(
             Row(
                 plan=run.plan,
                 out=run.out,
-                seconds=seconds,
+                seconds=number(end.get("seconds")),
                 samples_per_s=number(end.get("samples_per_s")),
                 waiting=number(end.get("waiting")),
                 staleness=_staleness(run.records),
                 loss=number(end.get("loss")),
                 accuracy=curve[-1][1] if curve else None,
                 to_target=reached[0] if reached else None,
-                relative=seconds / base if seconds is not None and base else None,
             )
         )
-    return Comparison(tuple(rows), target)
+    merged = [_mean(list(same)) for _, same in groupby(rows, lambda row: row.plan)]
+    base = merged[0].seconds if merged else None
+    related = [
+        replace(row, relative=row.seconds / base) if base and row.seconds is not None else row
+        for row in merged
+    ]
+    return Comparison(tuple(related), target)
+
+
+def _mean(rows: list[Row]) -> Row:
+    """One plan's runs as one row."""
+    ended = [row for row in rows if row.error is None]
+    if len(rows) == 1 or not ended:
+        return replace(rows[0], runs=len(ended), failed=len(rows) - len(ended))
+    means: dict[str, Any] = {}
+    for name in ("seconds", "samples_per_s", "waiting", "staleness", "loss", "accuracy", "to_target"):
+        values = [value for row in ended if (value := getattr(row, name)) is not None]
+        means[name] = mean(values) if values else None
+    return replace(
+        ended[0],
+        **means,
+        runs=len(ended),
+        failed=len(rows) - len(ended),
+        accuracies=tuple(row.accuracy for row in ended if row.accuracy is not None),
+    )
 
 
 def table(comparison: Comparison) -> Table:
@@ -101,14 +136,20 @@ def table(comparison: Comparison) -> Table:
     stale = any(row.staleness is not None for row in comparison.rows)
     columns = ["time", "vs first", "samples/s", "waiting", *(["staleness"] if stale else [])]
     columns += ["final loss", "accuracy", f"time to {target}"]
+    repeated = any(row.runs + row.failed > 1 for row in comparison.rows)
+    columns += ["runs"] if repeated else []
     for name in columns:
         made.add_column(name, justify="right")
     for row in comparison.rows:
         if row.error is not None:
             made.add_row(row.plan, "failed", *[""] * (len(columns) - 1))
         else:
-            made.add_row(row.plan, *_cells(row, stale))
+            made.add_row(row.plan, *_cells(row, stale), *([_runs(row)] if repeated else []))
     return made
+
+
+def _runs(row: Row) -> str:
+    return f"{row.runs} of {row.runs + row.failed}" if row.failed else str(row.runs)
 
 
 def _cells(row: Row, stale: bool) -> list[str]:
@@ -122,7 +163,7 @@ def _cells(row: Row, stale: bool) -> list[str]:
         cell(row.waiting, ".1f", 100, "%"),
         *([cell(row.staleness, ".1f")] if stale else []),
         cell(row.loss, ".4g"),
-        cell(row.accuracy, ".2f", 100, "%"),
+        cell(row.accuracy, ".2f", 100, "%") + ("" if row.spread is None else f" ± {100 * row.spread:.2f}"),
         "–" if row.to_target is None else clock(row.to_target, precise=True),
     ]
 

@@ -14,6 +14,8 @@ from offbeat.journal import Record
 
 RECENT = 10.0
 """Seconds over which speed, waiting and the time left are judged."""
+VIRTUAL = ("virtual", "timing-only")
+"""Backends whose seconds are virtual."""
 FEW = 0.8
 """A worker that made fewer than this share of its even part of the pushes is named."""
 
@@ -36,6 +38,7 @@ class View:
     the sum of their staleness."""
 
     plan: str = ""
+    virtual: bool = False
     workers: int = 0
     total: int = 0
     protocol: str = ""
@@ -91,6 +94,7 @@ def fold(view: View, record: Record) -> View:
         return replace(
             view,
             plan=str(record.get("plan") or ""),
+            virtual=record.get("backend") in VIRTUAL,
             workers=int(number(record.get("workers")) or 0),
             total=int(number(record.get("total")) or 0),
         )
@@ -151,6 +155,7 @@ def line(view: View) -> str:
     waiting, left = view.waiting, view.seconds_left
     parts = [
         f"{100 * view.now.progress:5.1f}%",
+        f"virtual {clock(view.now.t)}" if view.virtual else "",
         view.protocol,
         speed(view.samples_per_s, view.units_per_s),
         "" if view.loss is None else f"loss {view.loss:.4g}",
@@ -222,7 +227,9 @@ def summary(view: View) -> str:
     )
     stale = view.mean_staleness
     parts = [
-        "" if seconds is None else f"{clock(seconds, precise=True)}",
+        ""
+        if seconds is None
+        else clock(seconds, precise=True) + (" of virtual time" if view.virtual else ""),
         speed(samples, units / seconds if units and seconds else None),
         "" if waiting is None else f"waiting {100 * waiting:.1f}%",
         "" if stale is None else f"mean staleness {stale:.1f}",

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
@@ -196,3 +196,114 @@ def _work(pipe: Any, rank: int, job: bytes, place: Mapping[str, str], log: str) 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+class VirtualEngine(RealEngine):
+    """Virtual workers, all of a run in one new process; what they return and raise comes back as from
+    processes of their own."""
+
+    def outcomes(
+        self,
+        workers: int,
+        function: Callable[..., Any],
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        timeout: float = PATIENCE,
+        hosts: Sequence[int] | None = None,
+    ) -> list[Any]:
+        self._runs += 1
+        self.out = Path((env or {}).get("OFFBEAT_OUT") or self._folder / f"run{self._runs}")
+        self.out.mkdir(parents=True, exist_ok=True)
+        job = pickle.dumps((function, args))
+        mine, theirs = context.Pipe()
+        place = {"OMP_NUM_THREADS": "1", "OFFBEAT_OUT": str(self.out), **(env or {})}
+        process = context.Process(
+            target=_work_virtually,
+            args=(theirs, job, place, str(self.out), hosts or [0] * workers),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        try:
+            (found,) = self._gather([process], [mine], timeout)
+        finally:
+            process.join(5.0)
+            _kill(process)
+        if isinstance(found, RemoteError | Died):
+            raise AssertionError(f"{found}\n{self.log(0)}")
+        return found
+
+
+def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, hosts: Sequence[int]) -> None:
+    """A virtual cluster's whole life."""
+    os.setpgrp()
+    with open(f"{out}/rank0.log", "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    os.environ.update(place)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        answer = [_outcome_of(ending) for ending in _cluster(job, out, hosts)]
+        sent = pickle.dumps(answer)
+    except BaseException as error:
+        sent = pickle.dumps(RemoteError(0, type(error).__name__, str(error), traceback.format_exc()))
+    pipe.send_bytes(sent)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _cluster(job: bytes, out: str, hosts: Sequence[int]) -> list[Any]:
+    from offbeat.site import here
+    from offbeat.virtual.ambient import Ambient
+    from offbeat.virtual.engine import Engine, Killed
+
+    def script(rank: int) -> Any:
+        function, args = pickle.loads(job)
+        return function(*args)
+
+    def kill(pid: int, number: int) -> None:
+        if pid == os.getpid() and here().virtual and number == signal.SIGKILL:
+            raise Killed
+        ends(pid, number)
+
+    ends, os.kill, workers = os.kill, kill, len(hosts)
+    logs = [Path(out, f"rank{rank}.log") for rank in range(workers)]
+    streams = [log.open("a", buffering=1) for log in logs]
+    places = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)} for rank in range(workers)
+    ]
+    ambients = [
+        Ambient(None, list(sys.argv), place, stream, stream)
+        for place, stream in zip(places, streams, strict=True)
+    ]
+    return Engine(_costs(hosts), script, ambients).run()
+
+
+def _outcome_of(ending: Any) -> Any:
+    if ending.died:
+        return Died(ending.rank, -signal.SIGKILL)
+    if ending.error is not None:
+        return RemoteError(ending.rank, type(ending.error).__name__, str(ending.error), ending.trace)
+    try:
+        pickle.dumps(ending.value)
+    except Exception as error:
+        return RemoteError(ending.rank, type(error).__name__, str(error), traceback.format_exc())
+    return ending.value
+
+
+def _costs(hosts: Sequence[int]) -> Any:
+    from offbeat.virtual.cluster import read
+    from offbeat.virtual.cost import Costs
+
+    cluster = read(Path(__file__).with_name("cluster.toml"))
+    (group,) = cluster.groups
+    counts = [hosts.count(host) for host in sorted(set(hosts))]
+    groups = tuple(replace(group, count=count, per_host=count) for count in counts)
+    costs = Costs(replace(cluster, groups=groups), seed=0)
+    costs.host_of = [sorted(set(hosts)).index(host) for host in hosts]
+    return costs

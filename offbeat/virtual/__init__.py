@@ -1,0 +1,1 @@
+"""Virtual clusters: the same script, or the protocols alone, in virtual time."""

@@ -1,0 +1,151 @@
+"""`python -m offbeat.virtual SCRIPT [ARGS]`: what `offbeat run --virtual` starts. Its settings come in the
+environment, as a worker's do: OFFBEAT_VIRTUAL (how many workers), OFFBEAT_CLUSTER (a file or a preset),
+OFFBEAT_TIMING_ONLY, OFFBEAT_SHOW_ALL, and those of every worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from offbeat import job
+from offbeat.cluster.epoch import PeerLost
+from offbeat.journal import Journal
+from offbeat.site import settle_at
+from offbeat.virtual.ambient import Ambient
+from offbeat.virtual.clock import Clock
+from offbeat.virtual.cluster import ClusterError, find
+from offbeat.virtual.cost import Costs
+from offbeat.virtual.engine import Ending, Engine
+from offbeat.virtual.footprint import Footprint, TooLarge
+from offbeat.virtual.probe import Found, ProbeSite, TimingSite, model_of
+from offbeat.virtual.script import Script
+from offbeat.virtual.timing import simulate
+
+
+def main(path: str, args: list[str]) -> int:
+    """The exit code."""
+    if launcher := os.environ.get("OFFBEAT_LAUNCHER"):
+        job.die_with(int(launcher))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    workers, out = int(os.environ["OFFBEAT_VIRTUAL"]), Path(os.environ["OFFBEAT_OUT"])
+    try:
+        cluster = find(os.environ.get("OFFBEAT_CLUSTER", "here"))
+        costs = Costs(cluster.sized(workers), job.seed_of(None))
+    except ClusterError as error:
+        return _say(str(error))
+    try:
+        script = Script(path, args, workers, out / "logs", "OFFBEAT_SHOW_ALL" in os.environ)
+    except SyntaxError:
+        traceback.print_exc(limit=0)
+        return 1
+    if "OFFBEAT_TIMING_ONLY" in os.environ:
+        return _time(script, costs, out)
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports much, which is no worker's own
+    footprint = Footprint(workers)
+    with script:
+        engine = Engine(costs, script, script.ambients)
+
+        def admit(state: object) -> None:
+            known = footprint.said
+            footprint.check(state)  # type: ignore[arg-type]
+            if footprint.said != known:
+                _say(footprint.said)
+
+        engine.admit = admit
+        endings = engine.run()
+    spent = engine.overhead
+    _keep(out, costs, max(one.at for one in endings), spent.seconds, spent.own)
+    failed = [one for one in endings if one.error is not None or one.died]
+    if not failed:
+        return 0
+    first = min(failed, key=lambda one: (isinstance(one.error, PeerLost), one.at, one.rank))
+    return _report(first, script)
+
+
+def _time(script: Script, costs: Costs, out: Path) -> int:
+    """The run without its gradients: the script runs up to its first one."""
+    probe = ProbeSite()
+    error: BaseException | None = None
+    outside = Ambient.of_process()
+    settle_at(probe)
+    with script:
+        script.ambients[0].enter()
+        try:
+            script(0)
+        except Found:
+            pass
+        except BaseException as other:
+            error = other
+            traceback.print_exc()
+        finally:
+            script.ambients[0].leave()
+            outside.enter()
+    sync = probe.sync
+    if error is not None or sync is None or sync.total is None:
+        where = "" if error is None else script.line_of(error)
+        reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
+        return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
+    clock = Clock()
+    settle_at(TimingSite(clock))
+    journal = Journal(out / "journal.jsonl", 0.0)
+    begun = time.perf_counter()
+    try:
+        outcome = simulate(
+            sync.plan,
+            sync.total,
+            costs,
+            model_of(sync.worker.state),
+            wire=0.5 if sync.settings["wire"] == "bf16" else 1.0,
+            journal=journal,
+            clock=clock,
+            batch_size=sync.batch_size,
+            about={"script": script.path, "seed": costs.seed},
+        )
+    except (PeerLost, RuntimeError) as problem:
+        return _say(str(problem))
+    finally:
+        journal.close()
+    seconds = time.perf_counter() - begun
+    _keep(out, costs, outcome.seconds, seconds, seconds)
+    return 0
+
+
+def _report(one: Ending, script: Script) -> int:
+    """Says what ended the run: the worker, when, and the script's own line."""
+    when = f"rank {one.rank} at {one.at:.6g} s of virtual time"
+    if one.error is None:
+        return _say(f"{when}: died, as the cluster's description has it")
+    if isinstance(one.error, SystemExit):
+        return _say(f"{when}: the script ended with {one.error.code!r}")
+    if not isinstance(one.error, TooLarge):
+        print(one.trace, end="", file=sys.stderr)
+    where = script.line_of(one.error)
+    text = str(one.error).split("\n")[0]
+    return _say(f"{when}{f', {where}' if where else ''}: {type(one.error).__name__}: {text}")
+
+
+def _say(text: str) -> int:
+    print(f"offbeat: {text}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _keep(out: Path, costs: Costs, virtual: float, real: float, own: float) -> None:
+    """What the simulation itself cost: it differs from run to run, so it is not in the journal."""
+    row = {
+        "cluster": costs.cluster.name,
+        "workers": costs.workers,
+        "virtual_seconds": round(virtual, 6),
+        "real_seconds": round(real, 4),
+        "overhead_seconds": round(own, 4),
+    }
+    (out / "virtual.json").write_text(json.dumps(row, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
