@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from offbeat.cluster.spec import LaunchError, LaunchSpec, Show, new_directory
 from offbeat.plan import PlanError, parse, to_text
+from offbeat.virtual.commands import app as cluster_app
 
 if TYPE_CHECKING:
     from offbeat.cluster.launcher import Outcome
@@ -33,6 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cluster_app, name="cluster")
 
 
 def main() -> None:
@@ -99,12 +101,12 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def units(text: str) -> int:
-    """A number of units such as 64000, 64_000, 64k or 1.5M. Raises ValueError."""
+def units(text: str, option: str = "--total", what: str = "units") -> int:
+    """A number of units (or of something else) such as 64000, 64_000, 64k or 1.5M. Raises ValueError."""
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)([kKmM]?)", text.strip())
     value = float(re.sub("[_,]", "", found[1])) * _SCALES[found[2].lower()] if found else 0.0
     if value < 1 or value != int(value):
-        raise ValueError(f"--total {text}: a whole number of units from 1, such as 64000, 64_000 or 64k")
+        raise ValueError(f"{option} {text}: a whole number of {what} from 1, such as 64000, 64_000 or 64k")
     return int(value)
 
 

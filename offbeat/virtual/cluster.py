@@ -1,0 +1,401 @@
+"""What a virtual cluster is made of, and its description in TOML (every key: docs/cluster.md).
+
+Times are in seconds, rates in bytes per second, sizes in bytes. A description says nothing of a job: the
+number of workers, the plan and the wire's number format come from the command.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offbeat.virtual.keys import ClusterError as ClusterError
+from offbeat.virtual.keys import Table, listed, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ALGORITHMS = ("ring", "tree", "butterfly", "hierarchical")
+KINDS = ("constant", "lognormal", "samples")
+
+_HERE = Path(__file__).parent / "presets"
+PRESETS = tuple(sorted(path.stem for path in _HERE.glob("*.toml")))
+
+_TENSOR = 100_000
+"""Parameters of a tensor where a description doesn't say."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How long a worker computes. `unit` is the mean of one mini-batch's forward and backward, `sigma` the
+    lognormal's standard deviation of the logarithm, `samples` what the empirical distribution draws from.
+    `update` is the optimizer's step."""
+
+    unit: float
+    kind: str = "constant"
+    sigma: float = 0.0
+    samples: tuple[float, ...] = ()
+    update: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """`latency` is one way. A host's NIC moves `rate` in each direction at once, for all its workers."""
+
+    rate: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` workers of one kind (None: the rest of the cluster), `per_host` of them on each host (None:
+    all on one), `slow` times slower than `compute` says."""
+
+    count: int | None
+    per_host: int | None
+    slow: float
+    compute: Compute
+    link: Link
+
+
+@dataclass(frozen=True)
+class Allreduce:
+    """`overhead`: seconds of each call, beside what the links take."""
+
+    algorithm: str = "ring"
+    overhead: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShardService:
+    """A host applies pushed gradients at `apply` bytes per second, each push after `overhead` seconds."""
+
+    apply: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """For `seconds` a worker computes `slow` times slower and each of its exchanges takes `latency` longer.
+
+    Either `workers`, each of them at each of the moments `at`; or, where `every` is given, `count` workers
+    drawn afresh each time, at the moments of a Poisson process with that mean distance."""
+
+    seconds: float
+    slow: float = 1.0
+    latency: float = 0.0
+    workers: tuple[int, ...] = ()
+    at: tuple[float, ...] = ()
+    every: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    worker: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Join:
+    """`count` newcomers."""
+
+    at: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as far as a cluster's description says: elements of each parameter tensor in the model's
+    order, and bytes of an element."""
+
+    sizes: tuple[int, ...]
+    width: int = 4
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`size` is the number of workers where nobody asks for another, None where the groups tell. `backward`
+    is backward's share of a unit, `host` the way between workers of one host; `switch` and `membership` are
+    seconds added to each switch of protocols and to each change of the members."""
+
+    name: str
+    source: str
+    size: int | None
+    groups: tuple[Group, ...]
+    backward: float
+    host: Link
+    allreduce: Allreduce
+    shards: ShardService
+    stragglers: tuple[Straggler, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    joins: tuple[Join, ...] = ()
+    switch: float = 0.0
+    membership: float = 0.0
+    model: Shape | None = None
+
+    @property
+    def workers(self) -> int | None:
+        """How many there are by itself: None where one group is the rest and there is no `size`."""
+        counts = [group.count for group in self.groups]
+        return self.size if None in counts else sum(count or 0 for count in counts)
+
+    def sized(self, workers: int | None = None) -> Cluster:
+        """The same with `workers` workers (None: as many as it has by itself) and every group's count known.
+
+        Raises ClusterError when the groups don't fit that number, or an event names a worker that isn't
+        there."""
+        number = self.workers if workers is None else workers
+        if number is None:
+            raise ClusterError(
+                f"{self.source}: size: how many workers? give size, a count for every group, or the number "
+                f"on the command line"
+            )
+        if number < 1:
+            raise ClusterError(f"{self.source}: a cluster has at least one worker; got {number}")
+        fixed = sum(group.count or 0 for group in self.groups)
+        rest = number - fixed
+        if all(group.count is not None for group in self.groups):
+            if rest:
+                raise ClusterError(
+                    f"{self.source}: workers: the groups' counts make {fixed} workers, not {number}; leave "
+                    f"one group's count out, and that group is the rest"
+                )
+        elif rest < 1:
+            raise ClusterError(
+                f"{self.source}: workers: the groups with a count have {fixed} workers, which leaves none of "
+                f"{number} for the rest"
+            )
+        groups = tuple(g if g.count is not None else replace(g, count=rest) for g in self.groups)
+        self._check_events(number)
+        return replace(self, size=number, groups=groups)
+
+    def _check_events(self, number: int) -> None:
+        valid = f"the {number} workers are 0 to {number - 1}"
+        for i, straggler in enumerate(self.stragglers, 1):
+            for worker in straggler.workers:
+                if worker >= number:
+                    raise ClusterError(
+                        f"{self.source}: stragglers[{i}]: there is no worker {worker}: {valid}"
+                    )
+            if straggler.count > number:
+                raise ClusterError(
+                    f"{self.source}: stragglers[{i}].count: {straggler.count} is more than all "
+                    f"{number} workers"
+                )
+        for i, failure in enumerate(self.failures, 1):
+            if failure.worker >= number:
+                raise ClusterError(
+                    f"{self.source}: failures[{i}].worker: there is no worker {failure.worker}: {valid}"
+                )
+
+
+def find(text: str) -> Cluster:
+    """The preset of that name, or the file at that path. Raises ClusterError."""
+    if text in PRESETS:
+        return preset(text)
+    if not Path(text).is_file():
+        raise ClusterError(
+            f"{text!r} is neither a file nor a preset; presets: {listed(PRESETS)}{nearest(text, PRESETS)}"
+        )
+    return read(text)
+
+
+def preset(name: str) -> Cluster:
+    """Raises ClusterError for an unknown one."""
+    if name not in PRESETS:
+        raise ClusterError(f"there is no preset {name!r}; valid: {listed(PRESETS)}{nearest(name, PRESETS)}")
+    return read(_HERE / f"{name}.toml", source=name)
+
+
+def read(path: str | Path, source: str | None = None) -> Cluster:
+    """The cluster that a TOML file describes. `source`: what errors call the file.
+
+    Raises ClusterError, which names the file, the key, the value and what would be valid."""
+    source = str(path) if source is None else source
+    return _cluster(Table(source, "", _values(Path(path), source, ())))
+
+
+def _values(path: Path, source: str, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A file's keys, over those of its `base`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ClusterError(f"{source}: it cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ClusterError(f"{source}: it is no UTF-8 text") from None
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"{source}: it is no TOML: {error}") from None
+    base = Table(source, "", values).text("base", None)
+    if base is None:
+        return values
+    below = _HERE / f"{base}.toml" if base in PRESETS else path.parent / base
+    if not below.is_file():
+        raise ClusterError(
+            f"{source}: base: {base!r} is neither a file nor a preset; presets: "
+            f"{listed(PRESETS)}{nearest(base, PRESETS)}"
+        )
+    chain = (*above, path.resolve())
+    if below.resolve() in chain:
+        raise ClusterError(f"{source}: base: {base!r} builds on this file itself")
+    del values["base"]
+    merged = _values(below, base, chain)
+    for key, value in values.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
+
+
+def _cluster(top: Table) -> Cluster:
+    compute, link, host = top.table("compute"), top.table("link"), top.table("host")
+    rows = top.tables("workers") or [Table(top.source, "workers", {})]
+    backward = compute.number("backward", 2 / 3, least=0.0, most=1.0)
+    groups = tuple(_group(row, compute, link) for row in rows)
+    if sum(group.count is None for group in groups) > 1:
+        raise ClusterError(f"{top.source}: workers: only one group can leave its count out, to be the rest")
+    compute.take_known(_COMPUTE)
+    link.take_known(_LINK)
+    allreduce, shards = top.table("allreduce"), top.table("shards")
+    switch, membership = top.table("switch"), top.table("membership")
+    found = Cluster(
+        name=top.text("name", Path(top.source).stem),
+        source=top.source,
+        size=top.whole("size", None),
+        groups=groups,
+        backward=backward,
+        host=_link(host, Link(10e9, 5e-6)),
+        allreduce=Allreduce(
+            allreduce.choice("algorithm", ALGORITHMS, "ring"), allreduce.duration("overhead", 0.0)
+        ),
+        shards=ShardService(shards.rate("apply", 2e9), shards.duration("overhead", 1e-4)),
+        stragglers=tuple(map(_straggler, top.tables("stragglers"))),
+        failures=tuple(map(_failure, top.tables("failures"))),
+        joins=tuple(map(_join, top.tables("joins"))),
+        switch=switch.duration("seconds", 0.0),
+        membership=membership.duration("seconds", 0.0),
+        model=_model(top.table("model")) if "model" in top else None,
+    )
+    top.take_known(["base", "model"])
+    for table in (compute, link, host, allreduce, shards, switch, membership, top):
+        table.close()
+    if found.size is not None and all(group.count is not None for group in groups):
+        found.sized(found.size)
+    return found
+
+
+_NIC = Link(1.25e9, 5e-5)
+_COMPUTE = ("unit", "kind", "sigma", "samples", "update")
+_LINK = ("rate", "latency")
+
+
+def _group(row: Table, compute: Table, link: Table) -> Group:
+    both, nic = row.over(compute), row.over(link)
+    _fits(compute, compute)
+    _fits(row, both)
+    found = Group(
+        count=row.whole("count", None),
+        per_host=row.whole_or_all("per_host", 1),
+        slow=row.number("slow", 1.0),
+        compute=_compute(both),
+        link=_link(nic, _NIC),
+    )
+    row.take_known(_COMPUTE + _LINK)
+    row.close()
+    return found
+
+
+def _fits(table: Table, whole: Table) -> None:
+    """Raises for a setting of one kind of distribution in a table of another."""
+    kind = whole.choice("kind", KINDS, "constant")
+    for key, its in (("sigma", "lognormal"), ("samples", "samples")):
+        if key in table and kind != its:
+            table.wrong(key, f"for kind = {kind!r}: it belongs to kind = {its!r}")
+
+
+def _compute(table: Table) -> Compute:
+    kind = table.choice("kind", KINDS, "constant")
+    if kind == "samples":
+        samples = table.samples("samples")
+        unit = table.duration("unit", sum(samples) / len(samples), positive=True)
+        scale = unit * len(samples) / sum(samples)
+        samples = tuple(sample * scale for sample in samples) if "unit" in table else samples
+        return Compute(unit, kind, 0.0, samples, table.duration("update", 0.0))
+    unit = table.duration("unit", positive=True)
+    sigma = table.number("sigma", least=0.0, most=3.0) if kind == "lognormal" else 0.0
+    return Compute(unit, kind, sigma, (), table.duration("update", 0.0))
+
+
+def _link(table: Table, default: Link) -> Link:
+    return Link(table.rate("rate", default.rate), table.duration("latency", default.latency))
+
+
+def _straggler(table: Table) -> Straggler:
+    fixed = ("worker", "workers", "at")
+    if "every" in table:
+        for key in fixed:
+            if key in table:
+                table.wrong(key, "for stragglers that come at random (every = …): those are drawn")
+    elif "worker" in table and "workers" in table:
+        table.wrong("workers", "needed beside worker: give one of the two")
+    elif "count" in table:
+        table.wrong("count", "for stragglers at fixed moments: name the workers (workers = [1, 2])")
+    random = "every" in table
+    found = Straggler(
+        seconds=table.duration("seconds", positive=True, endless=True),
+        slow=table.number("slow", 1.0, least=1.0),
+        latency=table.duration("latency", 0.0),
+        workers=() if random else table.wholes("worker" if "worker" in table else "workers"),
+        at=() if random else table.durations("at"),
+        every=table.duration("every", positive=True) if random else None,
+        count=table.whole("count", 1) if random else 1,
+    )
+    table.take_known([*fixed, "every", "count"])
+    table.close()
+    if found.slow == 1 and not found.latency:
+        raise ClusterError(f"{table.source}: {table.path}: a straggler needs slow, latency or both")
+    return found
+
+
+def _failure(table: Table) -> Failure:
+    found = Failure(table.whole("worker", least=0), table.duration("at"))
+    table.close()
+    return found
+
+
+def _join(table: Table) -> Join:
+    found = Join(table.duration("at"), table.whole("count", 1))
+    table.close()
+    return found
+
+
+def _model(table: Table) -> Shape:
+    width = table.whole("bytes_per_parameter", 4)
+    parameters = table.whole("parameters", None)
+    tensors = table.wholes("tensors", None, least=1)
+    table.close()
+    if parameters is None and (tensors is None or len(tensors) == 1):
+        raise ClusterError(f"{table.source}: model.parameters: it is needed: a whole number from 1")
+    if tensors is not None and len(tensors) > 1:
+        if parameters not in (None, sum(tensors)):
+            table.wrong("parameters", f"the sum of the tensors' sizes, {sum(tensors)}")
+        return Shape(tensors, width)
+    number = tensors[0] if tensors else -(-parameters // _TENSOR)
+    if number > parameters:
+        table.wrong("tensors", f"a number of tensors that {parameters} parameters can fill")
+    return Shape(equal(parameters, number), width)
+
+
+def equal(parameters: int, tensors: int | None = None) -> tuple[int, ...]:
+    """Sizes of `tensors` tensors of about equal size (None: of about 100,000 elements)."""
+    tensors = -(-parameters // _TENSOR) if tensors is None else tensors
+    return tuple(parameters * (i + 1) // tensors - parameters * i // tensors for i in range(tensors))

@@ -1,0 +1,155 @@
+"""How long everything takes on a virtual cluster: the one model behind both virtual engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy
+
+from offbeat.virtual.cluster import Cluster, Compute
+from offbeat.virtual.collectives import NOWHERE, Layout
+from offbeat.virtual.queues import Queued
+from offbeat.virtual.sharing import WORKERS, Shared
+from offbeat.virtual.stragglers import Stragglers
+from offbeat.virtual.traffic import Host, Hosts, Traffic
+
+_BLOCK = 256
+"""Samples of one worker that are drawn at a time."""
+
+
+class Costs:
+    """The costs of a run on `cluster`, which knows its size (`Cluster.sized`); the draws are `seed`'s.
+
+    workers, hosts: how many there are. host_of: each rank's host. backward: share of a unit. failures:
+    (seconds, rank), in their order. switch, membership: seconds of each switch of protocols, of each
+    change of members.
+
+    Nothing depends on the order in which different ranks' costs are asked for, except `traffic`. Times are
+    in seconds, sizes in bytes.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int):
+        cluster = cluster.sized()
+        assert cluster.size is not None
+        self.cluster, self.seed, self.workers = cluster, seed % 2**64, cluster.size
+        self.backward, self.switch, self.membership = cluster.backward, cluster.switch, cluster.membership
+        self.failures = sorted((failure.at, failure.worker) for failure in cluster.failures)
+        self.host_of: list[int] = []
+        self._nics: list[tuple[float, float]] = []
+        self._inside = (cluster.host.rate, cluster.host.latency)
+        self._computes: list[tuple[Compute, float]] = []
+        for group in cluster.groups:
+            for index in range(group.count or 0):
+                if index % (group.per_host or group.count or 1) == 0:
+                    self._nics.append((group.link.rate, group.link.latency))
+                self.host_of.append(len(self._nics) - 1)
+                self._computes.append((group.compute, group.slow))
+        self.hosts = len(self._nics)
+        self._updates = [compute.update * slow for compute, slow in self._computes]
+        self._constants = [
+            compute.unit * slow if compute.kind == "constant" else None for compute, slow in self._computes
+        ]
+        self._rngs: list[numpy.random.Generator | None] = [None] * self.workers
+        self._samples: list[list[float]] = [[] for _ in range(self.workers)]
+        self._stragglers = Stragglers(cluster.stragglers, self.workers, self.seed)
+        self._slow = any(straggler.slow > 1 for straggler in cluster.stragglers)
+        self._late = any(straggler.latency for straggler in cluster.stragglers)
+        self._overhead = cluster.allreduce.overhead
+        self._layouts: dict[tuple[int, ...], tuple[Layout, dict[tuple[str, float], float]]] = {}
+        self._members: Sequence[int] = ()
+        self._known: dict[tuple[str, float], float] = {}
+        self._layout = NOWHERE
+
+    def unit(self, rank: int, at: float) -> float:
+        """Seconds of the worker's next unit, forward and backward, if it begins at `at`: the next draw of
+        this rank's own stream. A straggler's slowness counts from the moment it begins to the moment it
+        ends."""
+        seconds = self._constants[rank]
+        if seconds is None:
+            samples = self._samples[rank]
+            seconds = samples.pop() if samples else self._draw(rank)
+        return self._stragglers.stretch(rank, at, seconds) if self._slow else seconds
+
+    def _draw(self, rank: int) -> float:
+        rng = self._rngs[rank]
+        if rng is None:
+            rng = self._rngs[rank] = numpy.random.default_rng((self.seed, 0, rank))
+        compute, slow = self._computes[rank]
+        if compute.kind == "lognormal":
+            drawn = compute.unit * numpy.exp(
+                compute.sigma * rng.standard_normal(_BLOCK) - compute.sigma**2 / 2
+            )
+        else:
+            drawn = rng.choice(compute.samples, _BLOCK)
+        self._samples[rank] = samples = (drawn[::-1] * slow).tolist()
+        return samples.pop()
+
+    def update(self, rank: int) -> float:
+        """Seconds of the optimizer's step."""
+        return self._updates[rank]
+
+    def delay(self, rank: int, at: float) -> float:
+        """Seconds that a straggler's exchanges take longer at `at`. All below, and `traffic`, contain it."""
+        return self._stragglers.delay(rank, at) if self._late else 0.0
+
+    def allreduce(self, size: float, members: Sequence[int], at: float) -> float:
+        """Seconds from the moment `at` at which the last of `members` (ascending) has begun."""
+        return self._collective(self.cluster.allreduce.algorithm, size, members, at)
+
+    def broadcast(self, size: float, members: Sequence[int], at: float) -> float:
+        """Seconds until all have one member's `size` bytes."""
+        return self._collective("broadcast", size, members, at)
+
+    def gather(self, size: float, members: Sequence[int], at: float) -> float:
+        """Seconds until all have everybody's `size` bytes."""
+        return self._collective("gather", size, members, at)
+
+    def _collective(self, kind: str, size: float, members: Sequence[int], at: float) -> float:
+        # A tuple doesn't change: the same one needs no second look.
+        if members is not self._members or type(members) is not tuple:
+            self._look_at(members)
+        seconds = self._known.get((kind, size))
+        if seconds is None:
+            seconds = 0.0
+            if self._layout.n > 1:
+                form: Callable[[float], float] = getattr(self._layout, kind)
+                extra = 0.0 if kind in ("broadcast", "gather") else self._overhead
+                seconds = form(size) + extra
+            self._known[kind, size] = seconds
+        if self._late and self._layout.n > 1 and (delays := self._stragglers.delays(at)):
+            hit = [delay for rank, delay in delays.items() if rank in members]
+            seconds += self._layout.late(kind, hit)
+        return seconds
+
+    def _look_at(self, members: Sequence[int]) -> None:
+        key = tuple(members)
+        if key not in self._layouts:
+            counts: dict[int, int] = {}
+            for rank in key:
+                counts[self.host_of[rank]] = counts.get(self.host_of[rank], 0) + 1
+            layout = Layout(list(counts.values()), [self._nics[host] for host in counts], self._inside)
+            self._layouts[key] = layout, {}
+        self._members = members
+        self._layout, self._known = self._layouts[key]
+
+    def traffic(self) -> Traffic:
+        """The traffic between workers and shards, with nothing under way."""
+        hosts = Hosts(
+            self.host_of,
+            [Host(rate, latency) for rate, latency in self._nics],
+            self.cluster.host,
+            self.cluster.shards,
+            self.delay if self._late else None,
+        )
+        few = self.hosts > 1 and self.workers <= WORKERS
+        return Shared(hosts) if few else Queued(hosts)
+
+
+def ready(sizes: Sequence[int], buckets: Sequence[int]) -> list[float]:
+    """Share of backward that has passed when each of BSP's buckets is full. Backward meets the parameters
+    in reverse order and each takes the same time, as nets are mostly built of layers that cost alike; so
+    only their number counts.
+
+    sizes: of the parameters. buckets: how many parameters are in each, the last parameters first."""
+    return [full / len(sizes) for full in accumulate(buckets)]
