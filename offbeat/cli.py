@@ -19,7 +19,6 @@ from offbeat.virtual.commands import app as cluster_app
 
 if TYPE_CHECKING:
     from offbeat.cluster.launcher import Outcome
-    from offbeat.compare import Run
     from offbeat.screen import Screen
 
 PLANS = "bsp; local; dasgd; bsp:12.5% dasgd; asp; bsp:12.5% asp"
@@ -128,6 +127,17 @@ OnDiverge = Annotated[
         "ignore.",
     ),
 ]
+Virtual = Annotated[
+    int | None,
+    typer.Option("--virtual", help="So many virtual workers, in one process and in virtual time."),
+]
+ClusterFile = Annotated[
+    str | None,
+    typer.Option("--cluster", help="The virtual cluster: a TOML file or a preset (see `offbeat cluster`)."),
+]
+TimingOnly = Annotated[
+    bool, typer.Option("--timing-only", help="Virtual time without gradients, for clusters of any size.")
+]
 AllOutput = Annotated[
     bool, typer.Option("--all-output", help="Show every rank's output, with its rank before each line.")
 ]
@@ -183,12 +193,17 @@ def run(
     rdzv_timeout: Annotated[
         float, typer.Option("--rdzv-timeout", help="Seconds to wait for all hosts.")
     ] = 300.0,
+    virtual: Virtual = None,
+    cluster: ClusterFile = None,
+    timing_only: TimingOnly = False,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
     """Runs a training script on several workers.
 
     offbeat run -n 4 train.py --lr 0.1 --plan "bsp:10% dasgd"
+
+    offbeat run --virtual 32 --cluster cluster.toml train.py
 
     Options of offbeat may stand before or after SCRIPT; others go to the script. Exit codes: 0 all went
     well, 1 the run failed, 2 nothing was started, 128 + a signal's number when one stopped it.
@@ -209,7 +224,11 @@ def run(
             on_diverge=on_diverge,
             rdzv_timeout=rdzv_timeout,
             show="all" if all_output else "first",
+            virtual=virtual,
+            cluster=cluster,
+            timing_only=timing_only,
         )
+        check_cluster(cluster, virtual)
         outcome, directory, screen = _launch(spec, quiet)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
@@ -218,6 +237,8 @@ def run(
             from offbeat.live import summary
 
             screen.note(summary(screen.view))
+            if virtual is not None and (spent := _simulation(directory)):
+                screen.note(spent)
         screen.note(f"run directory: {_short(directory)}")
     raise typer.Exit(outcome.code)
 
@@ -226,7 +247,10 @@ def run(
 def compare(
     script: Script,
     args: Rest = None,
-    workers: Workers = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", "--workers", "--nproc-per-node", help="Processes on this host (2)."),
+    ] = None,
     plans: Annotated[str, typer.Option("--plans", help='Plans with ";" between them.')] = PLANS,
     total: Total = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every run.")] = 0,
@@ -236,6 +260,13 @@ def compare(
     ] = None,
     wire: Wire = None,
     on_diverge: OnDiverge = None,
+    virtual: Virtual = None,
+    cluster: ClusterFile = None,
+    timing_only: TimingOnly = False,
+    repeat: Annotated[
+        int, typer.Option("--repeat", help="Runs of each plan, with the seeds from --seed on.")
+    ] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="Virtual runs that go side by side.")] = 1,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
@@ -243,46 +274,58 @@ def compare(
 
     offbeat compare -n 2 train.py --plans "bsp; local(period=4); bsp:10% dasgd"
 
-    All runs have the same seed. Their output is in their logs unless --all-output is given. A plan that
+    All plans have the same seeds. Their output is in their logs unless --all-output is given. A plan that
     fails doesn't stop the others; the exit code is 1 then.
     """
     show: Show = "all" if all_output else "none"
     try:
+        if repeat < 1:
+            raise ValueError(f"--repeat {repeat}: a plan is run at least once")
+        if jobs < 1 or (jobs > 1 and virtual is None):
+            raise ValueError(f"--jobs {jobs}: runs go side by side, 1 or more of them, if they are --virtual")
         texts = split_plans(plans)
+        check_cluster(cluster, virtual)
         specs = [
             LaunchSpec(
                 script=script,
                 args=tuple(args or ()),
-                workers=workers,
+                workers=1 if workers is None and virtual is not None else 2 if workers is None else workers,
                 plan=text,
                 total=None if total is None else units(total),
-                seed=seed,
+                seed=seed + number,
                 wire=wire,
                 on_diverge=on_diverge,
                 show=show,
+                virtual=virtual,
+                cluster=cluster,
+                timing_only=timing_only,
             )
             for text in texts
+            for number in range(repeat)
         ]
         directory = _compare_directory(script, out)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
     from offbeat.compare import compare as compare_runs
     from offbeat.compare import table
+    from offbeat.contest import Contest
 
-    runs: list[Run] = []
-    code = 0
-    for index, spec in enumerate(specs):
-        ran, outcome = _compared(
-            spec, directory / f"{index + 1}-{slug(spec.plan or '')}", index, len(specs), quiet
-        )
-        runs.append(ran)
-        if outcome is not None and outcome.code >= 128:  # the person's wish to end it all
-            code = outcome.code
-            break
+    places = [
+        directory / (f"{1 + i // repeat}-{slug(spec.plan or '')}" + (f"-{spec.seed}" if repeat > 1 else ""))
+        for i, spec in enumerate(specs)
+    ]
+    runs, code = Contest(specs, places, jobs, quiet).run()
     result = compare_runs(runs)
     (directory / "compare.json").write_text(
         json.dumps(
-            {"script": script, "args": args or [], "workers": workers, "seed": seed, **result.as_json()},
+            {
+                "script": script,
+                "args": args or [],
+                "workers": virtual or specs[0].workers,
+                "seed": seed,
+                "virtual": virtual is not None,
+                **result.as_json(),
+            },
             indent=2,
             allow_nan=False,
         )
@@ -298,6 +341,16 @@ def compare(
     if not quiet:
         typer.echo(f"offbeat: runs and compare.json are in {_short(directory)}", err=True)
     raise typer.Exit(code or int(any(row.error is not None for row in result.rows)))
+
+
+def check_cluster(cluster: str | None, virtual: int | None) -> None:
+    """Raises ClusterError for a virtual cluster that cannot be."""
+    if virtual is not None and virtual > 0:
+        from offbeat.virtual.cluster import ClusterError, find
+
+        found = find("here" if cluster is None else cluster).sized(virtual)
+        if found.joins:
+            raise ClusterError(f"{found.source}: joins: newcomers are not supported yet; leave them out")
 
 
 def split_plans(text: str) -> list[str]:
@@ -332,39 +385,13 @@ def _compare_directory(script: str, out: str | None) -> Path:
     return path.absolute()
 
 
-def _compared(
-    spec: LaunchSpec, directory: Path, index: int, count: int, quiet: bool
-) -> tuple[Run, Outcome | None]:
-    from dataclasses import replace
-
-    from offbeat.compare import Run
-    from offbeat.journal import read
-
-    plan, error = spec.plan or "", None
-    outcome: Outcome | None = None
-    try:
-        outcome, directory, _ = _launch(
-            replace(spec, out=str(directory)), quiet, f"[{index + 1}/{count}] {plan}: "
-        )
-        error = outcome.message
-    except LaunchError as problem:
-        error = str(problem)
-    try:
-        records = read(directory)
-    except (FileNotFoundError, ValueError) as problem:
-        records, error = [], error or f"it left no journal: {problem}"
-    return Run(plan, records, str(directory), error), outcome
-
-
-def _launch(spec: LaunchSpec, quiet: bool, label: str = "") -> tuple[Outcome, Path, Screen]:
+def _launch(spec: LaunchSpec, quiet: bool) -> tuple[Outcome, Path, Screen]:
     """Runs this host's part of a job to its end. Raises LaunchError when it cannot start."""
     from offbeat.cluster.launcher import Launcher
     from offbeat.screen import Screen
 
-    screen = Screen(quiet, prefix=spec.show == "all", label=label)
+    screen = Screen(quiet, prefix=spec.show == "all")
     try:
-        if label and not quiet:
-            screen.note(f"{label}begins")
         with Launcher(spec, screen.output, screen.note) as launcher:
             launcher.start()
             if spec.node_rank == 0 and launcher.world is not None:
@@ -375,10 +402,6 @@ def _launch(spec: LaunchSpec, quiet: bool, label: str = "") -> tuple[Outcome, Pa
             screen.update()
             directory = launcher.out if launcher.world is not None else Path(spec.out or "runs")
         screen.close()
-        if label and not quiet and outcome.code == 0 and screen.view.end is not None:
-            from offbeat.live import summary
-
-            screen.note(summary(screen.view).replace("\n", "; "))
         if outcome.message is not None:
             for line in outcome.detail:
                 typer.echo(f"  | {line}", err=True)
@@ -388,6 +411,18 @@ def _launch(spec: LaunchSpec, quiet: bool, label: str = "") -> tuple[Outcome, Pa
         return outcome, directory, screen
     finally:
         screen.close()
+
+
+def _simulation(directory: Path) -> str:
+    """What a virtual run cost in real time."""
+    try:
+        row = json.loads((directory / "virtual.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    real, own = row["real_seconds"], row["overhead_seconds"]
+    faster = row["virtual_seconds"] / real if real else 0.0
+    text = f"simulated in {real:.1f} s of real time ({faster:.3g} times as fast as it would run)"
+    return text if real == own else f"{text}, {100 * own / real:.1f}% of it the simulator's own"
 
 
 def _short(path: Path) -> str:

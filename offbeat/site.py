@@ -107,6 +107,9 @@ class Site:
         """Inside, the shards are read; afterwards `size` bytes have come from them."""
         yield
 
+    def gathering(self, sizes: Sequence[int]) -> None:
+        """Every member gets all shards, of `sizes` bytes."""
+
 
 _process = Site()
 _current: ContextVar[Site] = ContextVar("offbeat_site", default=_process)

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.forks import context
 
+CLUSTER = Path(__file__).with_name("cluster.toml")
 PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
 
@@ -200,7 +201,11 @@ def _work(pipe: Any, rank: int, job: bytes, place: Mapping[str, str], log: str) 
 
 class VirtualEngine(RealEngine):
     """Virtual workers, all of a run in one new process; what they return and raise comes back as from
-    processes of their own."""
+    processes of their own. cluster: a description, whose only group is everybody."""
+
+    def __init__(self, folder: Path, cluster: Path = CLUSTER):
+        super().__init__(folder)
+        self._cluster = cluster
 
     def outcomes(
         self,
@@ -219,7 +224,7 @@ class VirtualEngine(RealEngine):
         place = {"OMP_NUM_THREADS": "1", "OFFBEAT_OUT": str(self.out), **(env or {})}
         process = context.Process(
             target=_work_virtually,
-            args=(theirs, job, place, str(self.out), hosts or [0] * workers),
+            args=(theirs, job, place, str(self.out), costs_of(self._cluster, hosts or [0] * workers)),
             daemon=True,
         )
         process.start()
@@ -234,7 +239,7 @@ class VirtualEngine(RealEngine):
         return found
 
 
-def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, hosts: Sequence[int]) -> None:
+def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, costs: Any) -> None:
     """A virtual cluster's whole life."""
     os.setpgrp()
     with open(f"{out}/rank0.log", "ab", buffering=0) as log:
@@ -247,7 +252,7 @@ def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, h
 
     torch.set_num_threads(1)
     try:
-        answer = [_outcome_of(ending) for ending in _cluster(job, out, hosts)]
+        answer = [_outcome_of(ending) for ending in _run(job, out, costs)]
         sent = pickle.dumps(answer)
     except BaseException as error:
         sent = pickle.dumps(RemoteError(0, type(error).__name__, str(error), traceback.format_exc()))
@@ -257,7 +262,7 @@ def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, h
     os._exit(0)
 
 
-def _cluster(job: bytes, out: str, hosts: Sequence[int]) -> list[Any]:
+def _run(job: bytes, out: str, costs: Any) -> list[Any]:
     from offbeat.site import here
     from offbeat.virtual.ambient import Ambient
     from offbeat.virtual.engine import Engine, Killed
@@ -271,7 +276,7 @@ def _cluster(job: bytes, out: str, hosts: Sequence[int]) -> list[Any]:
             raise Killed
         ends(pid, number)
 
-    ends, os.kill, workers = os.kill, kill, len(hosts)
+    ends, os.kill, workers = os.kill, kill, costs.workers
     logs = [Path(out, f"rank{rank}.log") for rank in range(workers)]
     streams = [log.open("a", buffering=1) for log in logs]
     places = [
@@ -281,7 +286,7 @@ def _cluster(job: bytes, out: str, hosts: Sequence[int]) -> list[Any]:
         Ambient(None, list(sys.argv), place, stream, stream)
         for place, stream in zip(places, streams, strict=True)
     ]
-    return Engine(_costs(hosts), script, ambients).run()
+    return Engine(costs, script, ambients).run()
 
 
 def _outcome_of(ending: Any) -> Any:
@@ -296,11 +301,12 @@ def _outcome_of(ending: Any) -> Any:
     return ending.value
 
 
-def _costs(hosts: Sequence[int]) -> Any:
+def costs_of(path: Path, hosts: Sequence[int]) -> Any:
+    """The costs of a cluster whose ranks are on these hosts."""
     from offbeat.virtual.cluster import read
     from offbeat.virtual.cost import Costs
 
-    cluster = read(Path(__file__).with_name("cluster.toml"))
+    cluster = read(path)
     (group,) = cluster.groups
     counts = [hosts.count(host) for host in sorted(set(hosts))]
     groups = tuple(replace(group, count=count, per_host=count) for count in counts)

@@ -17,6 +17,7 @@ context.set_forkserver_preload(
         "torch.distributed",
         "torch._dynamo",  # a process's first optimizer imports it
         "offbeat.sync",
+        "offbeat.virtual.engine",
         "tests.scripts_endings",
         "tests.scripts_checkpoints",
         "tests.scripts_shards",

@@ -199,6 +199,21 @@ def beside_ddp(setup: Setup, steps: int) -> tuple[Tensor, Tensor]:
     return ours.parameters, flat(model, buffers=False)
 
 
+WEIGHTY = (3000, 100, 500, 5)
+"""Elements of the parameters of `weighty`'s model."""
+
+
+def weighty(setup: Setup) -> None:
+    """With a model so large that its bytes count, and the words beside them don't."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 100), nn.Tanh(), nn.Linear(100, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=setup.momentum)
+    with offbeat.Synchronizer(model, optimizer, setup.plan, setup.total) as sync:
+        while not sync.done:
+            model(torch.rand(4, 30)).square().mean().backward()
+            sync.step()
+
+
 # Loops with something of the user's own
 
 

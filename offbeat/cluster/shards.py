@@ -418,6 +418,7 @@ class ShardHome:
         target = Gathered(self._state)
         for s in range(self.per_host):
             self.memory.current(s).store(target.write)
+        here().gathering([outline.size for outline in self.outlines])
         team = self._team
         for host, ranks in enumerate(self.ranks):
             if len(self.ranks) == 1:

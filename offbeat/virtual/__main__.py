@@ -4,6 +4,7 @@ OFFBEAT_TIMING_ONLY, OFFBEAT_SHOW_ALL, and those of every worker."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -49,7 +50,7 @@ def main(path: str, args: list[str]) -> int:
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports much, which is no worker's own
     footprint = Footprint(workers)
     with script:
-        engine = Engine(costs, script, script.ambients)
+        engine = Engine(costs, script, script.ambients, stops=True)
 
         def admit(state: object) -> None:
             known = footprint.said
@@ -124,7 +125,7 @@ def _report(one: Ending, script: Script) -> int:
     if isinstance(one.error, SystemExit):
         return _say(f"{when}: the script ended with {one.error.code!r}")
     if not isinstance(one.error, TooLarge):
-        print(one.trace, end="", file=sys.stderr)
+        print(script.trace_of(one.error), end="", file=sys.stderr)
     where = script.line_of(one.error)
     text = str(one.error).split("\n")[0]
     return _say(f"{when}{f', {where}' if where else ''}: {type(one.error).__name__}: {text}")
@@ -148,4 +149,8 @@ def _keep(out: Path, costs: Costs, virtual: float, real: float, own: float) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    code = main(sys.argv[1], sys.argv[2:])
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # workers that a failed one has stopped must not go on while Python clears up

@@ -242,15 +242,25 @@ class VirtualSite(Site):
         yield
         self.sleep_until(arrived)
 
+    def gathering(self, sizes: Sequence[int]) -> None:
+        costs, moment = self.engine.costs, self.now()
+        members = tuple(range(costs.workers))
+        if len(set(costs.host_of)) > 1:
+            for size in sizes:
+                moment += costs.broadcast(size, members, moment)
+        self.sleep_until(moment)
+
 
 class Engine:
     """Runs `script(rank)` for each of the costs' workers, in virtual time.
 
-    ambients: what each worker's process would keep for it, made by the engine's user. Raises nothing of
-    the workers' own: `run` tells how each ended.
+    ambients: what each worker's process would keep for it, made by the engine's user. stops: the first
+    worker that fails ends the run. Raises nothing of the workers' own: `run` tells how each ended.
     """
 
-    def __init__(self, costs: Costs, script: Callable[[int], Any], ambients: Sequence[Ambient]):
+    def __init__(
+        self, costs: Costs, script: Callable[[int], Any], ambients: Sequence[Ambient], stops: bool = False
+    ):
         self.costs, self.script, self.workers = costs, script, costs.workers
         self.events = Clock()
         self.store = VirtualStore(self)
@@ -264,10 +274,11 @@ class Engine:
         self.hub: greenlet = getcurrent()
         self.admit: Callable[[State], None] = lambda state: None
         self._active: VirtualSite | None = None
+        self._stops, self._failed = stops, False
         self.sites = [VirtualSite(self, rank, ambient) for rank, ambient in enumerate(ambients)]
 
     def run(self) -> list[Ending]:
-        """Until every worker has ended."""
+        """Until every worker has ended. Of a run that was stopped those who had."""
         begun, self.hub, outside = time.perf_counter(), getcurrent(), Ambient.of_process()
         for one in self.sites:
             self.events.at(0.0, one.resume)
@@ -286,7 +297,7 @@ class Engine:
         return [one.ending for one in self.sites if one.ending is not None]
 
     def _run(self) -> None:
-        while left := [one for one in self.sites if one.ending is None]:
+        while (left := [one for one in self.sites if one.ending is None]) and not self._failed:
             if not self.events.step():
                 left[0].throw(Deadlock(self._stuck(left)))
 
@@ -321,6 +332,7 @@ class Engine:
         """A worker's script has ended; whoever still waits for it learns of it."""
         assert one.ending is not None
         if one.ending.died or one.ending.error is not None:
+            self._failed = self._stops
             self._lose(one.rank)
 
     def _lose(self, rank: int) -> None:

@@ -67,6 +67,13 @@ class Script:
         sys.meta_path.remove(self._finder)
         sys.modules["__main__"] = self._main
 
+    def trace_of(self, error: BaseException) -> str:
+        """The traceback, from the script on."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != self.path:
+            trace = trace.tb_next
+        return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+
     def line_of(self, error: BaseException) -> str:
         """The script's own line that an error came from: "train.py:12", or ""."""
         own = [
