@@ -66,12 +66,22 @@ def test_two_workers_have_the_bits_of_two_processes(
         assert torch.equal(one.final, other.final)
 
 
+STRAGGLER = """
+[[stragglers]]
+worker = 3
+at = 0
+seconds = "inf"
+slow = 3
+"""
+
+
+@pytest.mark.parametrize("extra", ["", STRAGGLER], ids=["equal", "straggler"])
 @pytest.mark.parametrize(
     "plan", [*PLANS, "dasgd(2,1)", "asp", "ssp(1)", "bsp:50% asp", "asp:24u bsp", "local(3):50% ssp(2)"]
 )
-def test_with_gradients_and_without_takes_the_same_time(tmp_path: Path, plan: str) -> None:
+def test_with_gradients_and_without_takes_the_same_time(tmp_path: Path, plan: str, extra: str) -> None:
     cluster = tmp_path / "four.toml"
-    cluster.write_text(FOUR_HOSTS)
+    cluster.write_text(FOUR_HOSTS + extra)
     one = VirtualEngine(tmp_path, cluster)
     one.run(4, scripts.weighty, Setup(plan, 60, momentum=0.9), hosts=range(4))
     (end,) = [row for row in journal.read(one.out) if row["type"] == "end"]

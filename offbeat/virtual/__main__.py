@@ -17,6 +17,8 @@ import torch
 from offbeat import job
 from offbeat.cluster.epoch import PeerLost
 from offbeat.journal import Journal
+from offbeat.plan import PlanError, parse
+from offbeat.protocols import Protocol
 from offbeat.site import settle_at
 from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.clock import Clock
@@ -26,7 +28,7 @@ from offbeat.virtual.engine import Ending, Engine
 from offbeat.virtual.footprint import Footprint, TooLarge
 from offbeat.virtual.probe import Found, ProbeSite, TimingSite, model_of
 from offbeat.virtual.script import Script
-from offbeat.virtual.timing import simulate
+from offbeat.virtual.timing import Model, simulate
 
 
 def main(path: str, args: list[str]) -> int:
@@ -70,7 +72,10 @@ def main(path: str, args: list[str]) -> int:
 
 
 def _time(script: Script, costs: Costs, out: Path) -> int:
-    """The run without its gradients: the script runs up to its first one."""
+    """The run without gradients: the script runs up to its first one, unless all is known without it."""
+    shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
+    if shape is not None and plan and total:
+        return _simulate(script.path, parse(plan), int(total), costs, Model(shape.sizes, shape.width), out)
     probe = ProbeSite()
     error: BaseException | None = None
     outside = Ambient.of_process()
@@ -92,23 +97,38 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
         return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
+    wire = 0.5 if sync.settings["wire"] == "bf16" else 1.0
+    model = model_of(sync.worker.state)
+    return _simulate(script.path, sync.plan, sync.total, costs, model, out, wire, sync.batch_size)
+
+
+def _simulate(
+    path: str,
+    plan: Protocol,
+    total: int,
+    costs: Costs,
+    model: Model,
+    out: Path,
+    wire: float = 1.0,
+    batch_size: int | None = None,
+) -> int:
     clock = Clock()
     settle_at(TimingSite(clock))
     journal = Journal(out / "journal.jsonl", 0.0)
     begun = time.perf_counter()
     try:
         outcome = simulate(
-            sync.plan,
-            sync.total,
+            plan,
+            total,
             costs,
-            model_of(sync.worker.state),
-            wire=0.5 if sync.settings["wire"] == "bf16" else 1.0,
+            model,
+            wire=wire,
             journal=journal,
             clock=clock,
-            batch_size=sync.batch_size,
-            about={"script": script.path, "seed": costs.seed},
+            batch_size=batch_size,
+            about={"script": path, "seed": costs.seed},
         )
-    except (PeerLost, RuntimeError) as problem:
+    except (PlanError, PeerLost, RuntimeError) as problem:
         return _say(str(problem))
     finally:
         journal.close()

@@ -129,6 +129,7 @@ class VirtualSite(Site):
     def sleep_until(self, moment: float) -> None:
         events = self.engine.events
         moment = max(moment, events.now)
+        self.engine.look_again()
         if events.next_at() > moment:  # nobody else's turn comes before
             events.now = moment
             return
