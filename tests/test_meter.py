@@ -11,7 +11,7 @@ from offbeat.meter import Meter
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(meter.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(meter, "now", lambda: now[0])
     return now
 
 

@@ -152,12 +152,12 @@ def test_the_same_seed_gives_the_same_journal_byte_for_byte() -> None:
     plan = "bsp:20u asp:50u dasgd(4,2)"
     text = CLUSTER.replace('"100 ms"', '"100 ms"\nkind = "lognormal"\nsigma = 0.3')
     Path("cluster.toml").write_text(text)
-    for name, seed in (("one", 3), ("two", 3), ("three", 4)):
-        words = ["--virtual", 3, "--cluster", "cluster.toml", "--seed", seed, "--plan", plan, "train.py"]
+    for name in ("one", "two"):
+        words = ["--virtual", 3, "--cluster", "cluster.toml", "--plan", plan, "train.py"]
         code, _, err = run(*words, out=name)
         assert code == 0, err
-    texts = [Path(name, "journal.jsonl").read_text() for name in ("one", "two", "three")]
-    assert texts[0] == texts[1] != texts[2]
+    texts = [Path(name, "journal.jsonl").read_text() for name in ("one", "two")]
+    assert texts[0] == texts[1]
 
 
 def test_an_error_names_the_worker_the_virtual_time_and_the_line() -> None:
@@ -187,15 +187,15 @@ def test_a_dying_worker_ends_the_run_with_its_rank_and_time() -> None:
         ("import sys\nsys.exit('enough')", ["'enough'", "rank 0"]),
         ("def f(:", ["SyntaxError", "job.py"]),
         (
-            "import torch, offbeat\nmodel = torch.nn.Linear(20_000, 20_000)\n"
+            "import torch, offbeat\nmodel = torch.nn.Linear(4000, 4000)\n"
             "offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.1), total=9)",
-            ["TooLarge", "500 virtual workers need about", "available", "--timing-only"],
+            ["TooLarge", "5000 virtual workers need about", "available", "--timing-only"],
         ),
     ],
 )
 def test_scripts_that_cannot_be_virtual_are_told_why(text: str, parts: list[str]) -> None:
     Path("job.py").write_text(text)
-    code, _, err = run("--virtual", 500 if "TooLarge" in parts else 2, "job.py")
+    code, _, err = run("--virtual", 5000 if "TooLarge" in parts else 2, "job.py")
     assert code == 1
     for part in parts:
         assert part in err, err
