@@ -390,7 +390,7 @@ def _launch(spec: LaunchSpec, quiet: bool) -> tuple[Outcome, Path, Screen]:
     from offbeat.cluster.launcher import Launcher
     from offbeat.screen import Screen
 
-    screen = Screen(quiet, prefix=spec.show == "all")
+    screen = Screen(quiet, prefix=spec.prefixed)
     try:
         with Launcher(spec, screen.output, screen.note) as launcher:
             launcher.start()

@@ -78,7 +78,7 @@ class Entry:
 
     def __init__(self, number: int, spec: LaunchSpec, label: str, quiet: bool, crowded: bool):
         self.number, self._label, self._quiet = number, label, quiet
-        self.screen = Screen(quiet or crowded, prefix=spec.show == "all", label=label)
+        self.screen = Screen(quiet or crowded, prefix=spec.prefixed, label=label)
         if not quiet:
             self.screen.note(f"{label}begins")
         self.launcher = Launcher(spec, self.screen.output, self.screen.note)

@@ -125,6 +125,6 @@ def now() -> float:
     return _current.get().now()
 
 
-def settle_at(site: Site) -> None:
+def move_to(site: Site) -> None:
     """The current context is `site`'s from here on."""
     _current.set(site)

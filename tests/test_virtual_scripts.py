@@ -208,6 +208,13 @@ def test_timing_only_needs_a_job() -> None:
     assert "it came to no Synchronizer" in err
 
 
+def test_every_worker_is_heard_with_its_rank() -> None:
+    Path("job.py").write_text("import offbeat; print('this is', offbeat.rank())")
+    code, out, _ = run("--virtual", 2, "--all-output", "job.py")
+    assert code == 0
+    assert sorted(out.splitlines()) == ["[0] this is 0", "[1] this is 1"]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

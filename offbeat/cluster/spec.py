@@ -96,6 +96,11 @@ class LaunchSpec:
         if not os.access(script, os.R_OK):
             raise LaunchError(f"the script {self.script} may not be read")
 
+    @property
+    def prefixed(self) -> bool:
+        """Whether the workers' lines need their rank before them (virtual workers' have it)."""
+        return self.show == "all" and self.virtual is None
+
     def _check_virtual(self) -> None:
         if self.virtual is None:
             for name, given in (("--cluster", self.cluster), ("--timing-only", self.timing_only)):

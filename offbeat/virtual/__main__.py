@@ -19,7 +19,7 @@ from offbeat.cluster.epoch import PeerLost
 from offbeat.journal import Journal
 from offbeat.plan import PlanError, parse
 from offbeat.protocols import Protocol
-from offbeat.site import settle_at
+from offbeat.site import move_to
 from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.clock import Clock
 from offbeat.virtual.cluster import ClusterError, find
@@ -79,7 +79,7 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
     probe = ProbeSite()
     error: BaseException | None = None
     outside = Ambient.of_process()
-    settle_at(probe)
+    move_to(probe)
     with script:
         script.ambients[0].enter()
         try:
@@ -113,7 +113,7 @@ def _simulate(
     batch_size: int | None = None,
 ) -> int:
     clock = Clock()
-    settle_at(TimingSite(clock))
+    move_to(TimingSite(clock))
     journal = Journal(out / "journal.jsonl", 0.0)
     begun = time.perf_counter()
     try:

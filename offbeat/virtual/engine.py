@@ -86,7 +86,7 @@ class VirtualSite(Site):
     # A worker's life
 
     def _run(self) -> None:
-        site.settle_at(self)
+        site.move_to(self)
         ending = Ending(self.rank, 0.0)
         try:
             ending.value = self.engine.script(self.rank)

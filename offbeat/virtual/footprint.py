@@ -82,4 +82,4 @@ def available() -> int:
 
 
 def _text(size: float) -> str:
-    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.3g} MB"
