@@ -12,9 +12,9 @@ unit before it and then equally long before each parameter's gradient. Under ASP
 of its own job, and forward passes tell it: the units that were measured alone are scaled by them.
 
 Measured before, with nothing of what is predicted: units and optimizer steps of workers alone, all hosts at
-once; a small message's way (latency); an all-reduce by bytes (rate and overhead); a push and a pull of two
-models without a limit of the rate (the shards' overhead and bytes per second). The descriptions and the
-journals lie in `--out`.
+once; a small message's way (latency); a stream by bytes (burst); an all-reduce by bytes (rate, overhead); a
+push and a pull of two models without a limit of the rate (the shards' overhead and bytes per second). The
+descriptions and the journals lie in `--out`.
 
 Predicted and measured are units per second in the journal, from `--warm` seconds after the start on.
 """
@@ -176,7 +176,7 @@ def compute(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def links(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a small message's way, and of all-reduces by their bytes."""
+    """Seconds of a small message's way, and of streams and all-reduces by their bytes."""
     import torch
     from torch.distributed import TCPStore
 
@@ -199,11 +199,23 @@ def links(args: argparse.Namespace) -> dict[str, Any]:
                     line.recv(1)
                     found["way"].append((time.perf_counter() - begun) / 2)
                     time.sleep(0.002)
+                for size in SIZES:
+                    data, seconds = bytes(size), []
+                    for _ in range(5):
+                        time.sleep(0.1)
+                        begun = time.perf_counter()
+                        line.sendall(data)
+                        line.recv(1)
+                        seconds.append(time.perf_counter() - begun)
+                    found[f"stream {size}"] = seconds
     elif rank == 1:
         store.wait(["door"])
         with socket.create_connection((where, port + 1)) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while line.recv(1):
+            for size in (1,) * 100 + tuple(size for size in SIZES for _ in range(5)):
+                missing = size
+                while missing:
+                    missing -= len(line.recv(min(missing, 1 << 16)))
                 line.sendall(b"!")
 
     row = torch.zeros(64, dtype=torch.uint8)
@@ -311,22 +323,29 @@ def of_shards(args: argparse.Namespace, lab: Any) -> dict[str, float]:
 
 
 def of_links(args: argparse.Namespace, lab: Any) -> dict[str, Any]:
-    """Latency, rate and the all-reduce's overhead: of the mean times, which contain what is lost on the way
-    and sent again, the median of all slopes between two sizes, and what is left over, `fixed`. A shaped link
-    lets some bytes pass at once after a pause: then that is negative, and counts as nothing."""
+    """Latency, burst, rate and the all-reduce's overhead. Mean times contain what is lost on the way and sent
+    again. A shaped link lets some bytes pass at once after a pause: then what is left over is negative, and
+    counts as a stream's burst, and as no overhead."""
     found, hops = ask(args, lab, "links")[0], 2 * (lab.count - 1)
     latency = statistics.median(found["way"])
     seconds = [statistics.fmean(found[str(size)]) for size in SIZES]
-    pairs = itertools.combinations(zip(SIZES, seconds, strict=True), 2)
-    per_byte = statistics.median((t - s) / (b - a) for (a, s), (b, t) in pairs)
-    fixed = statistics.median(t - per_byte * size for size, t in zip(SIZES, seconds, strict=True))
+    per_byte, fixed = line_through(seconds)
+    _, early = line_through([statistics.median(found[f"stream {size}"]) for size in SIZES])
     return {
         "latency": latency,
+        "burst": max(2 * latency - early, 0.0),
         "rate": hops / lab.count / per_byte,
         "fixed": fixed,
         "allreduce": max(fixed - hops * latency, 0.0),
         "seconds": seconds,
     }
+
+
+def line_through(seconds: Sequence[float]) -> tuple[float, float]:
+    """Of times for SIZES: the median of the slopes between any two, and of what is left over."""
+    pairs = itertools.combinations(zip(SIZES, seconds, strict=True), 2)
+    slope = statistics.median((t - s) / (b - a) for (a, s), (b, t) in pairs)
+    return slope, statistics.median(t - slope * size for size, t in zip(SIZES, seconds, strict=True))
 
 
 def of_compute(args: argparse.Namespace, lab: Any, kind: str) -> dict[str, Any]:
@@ -360,6 +379,7 @@ def describe(path: Path, name: str, hosts: int, costs: dict[str, Any], kind: str
         "[link]",
         f'rate = "{costs["rate"] * 8e-6:.3f} Mbit/s"',
         f'latency = "{costs["latency"] * 1e3:.4f} ms"',
+        f'burst = "{costs["burst"] * 1e3:.2f} ms"',
         "[allreduce]",
         f'overhead = "{costs["allreduce"] * 1e3:.3f} ms"',
         "[shards]",
@@ -482,7 +502,8 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 def tell(where: str, costs: dict[str, Any]) -> None:
     seconds = ", ".join(f"{1e3 * one:.1f}" for one in costs["seconds"])
     print(
-        f"{where}: {costs['rate'] * 8e-6:.1f} Mbit/s, {costs['latency'] * 1e3:.3f} ms one way; all-reduces "
+        f"{where}: {costs['rate'] * 8e-6:.1f} Mbit/s, {costs['latency'] * 1e3:.3f} ms one way, burst "
+        f"{costs['burst'] * 1e3:.1f} ms; all-reduces "
         f"of ¼ to 1½ MiB {seconds} ms, fixed part {costs['fixed'] * 1e3:.1f} ms; shards "
         f"{costs['apply'] * 1e-6:.0f} MB/s, {costs['push'] * 1e3:.1f} ms"
     )

@@ -111,6 +111,17 @@ def test_two_streams_share_a_link() -> None:
     assert arrived == pytest.approx(read + alone + 1e-4)
 
 
+def test_a_shaped_links_bucket_passes_at_once_after_a_pause() -> None:
+    nics = [Host(125e6, 1e-4, burst=1e-3)] * 2
+    shaped, plain = traffic_of(Shared, 2, nics=nics), traffic_of(Shared, 2)
+    alone = plain.push(0, 1e6, 0.0)
+    assert shaped.push(0, 1e6, 0.0) == pytest.approx(alone - 1e-3)
+    # The next has what the bucket has got back; a long pause fills it, and no more.
+    pause = 4e-4
+    assert shaped.push(0, 1e6, alone - 1e-3 + pause) == pytest.approx(2 * alone - 1e-3 + pause - 5e-4)
+    assert shaped.push(0, 1e6, 1.0) == pytest.approx(1 + alone - 1e-3)
+
+
 def test_shards_are_cut_as_the_real_engine_cuts_them() -> None:
     from offbeat.cluster import shards
     from offbeat.virtual import traffic

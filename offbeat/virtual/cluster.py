@@ -44,10 +44,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Link:
-    """`latency` is one way. A host's NIC moves `rate` in each direction at once, for all its workers."""
+    """`latency` is one way. A host's NIC moves `rate` in each direction at once, for all its workers; after a
+    pause, what it moves in `burst` seconds passes at once."""
 
     rate: float
     latency: float
+    burst: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def _cluster(top: Table) -> Cluster:
 
 _NIC = Link(1.25e9, 5e-5)
 _COMPUTE = ("unit", "kind", "sigma", "samples", "update")
-_LINK = ("rate", "latency")
+_LINK = ("rate", "latency", "burst")
 
 
 def _group(row: Table, compute: Table, link: Table) -> Group:
@@ -307,7 +309,7 @@ def _group(row: Table, compute: Table, link: Table) -> Group:
         per_host=row.whole_or_all("per_host", 1),
         slow=row.number("slow", 1.0),
         compute=_compute(both),
-        link=_link(nic, _NIC),
+        link=replace(_link(nic, _NIC), burst=nic.duration("burst", 0.0)),
     )
     row.take_known(_COMPUTE + _LINK)
     row.close()

@@ -37,12 +37,14 @@ class Costs:
         self.failures = sorted((failure.at, failure.worker) for failure in cluster.failures)
         self.host_of: list[int] = []
         self._nics: list[tuple[float, float]] = []
+        self._bursts: list[float] = []
         self._inside = (cluster.host.rate, cluster.host.latency)
         self._computes: list[tuple[Compute, float]] = []
         for group in cluster.groups:
             for index in range(group.count or 0):
                 if index % (group.per_host or group.count or 1) == 0:
                     self._nics.append((group.link.rate, group.link.latency))
+                    self._bursts.append(group.link.burst)
                 self.host_of.append(len(self._nics) - 1)
                 self._computes.append((group.compute, group.slow))
         self.hosts = len(self._nics)
@@ -137,7 +139,7 @@ class Costs:
         """The traffic between workers and shards, with nothing under way."""
         hosts = Hosts(
             self.host_of,
-            [Host(rate, latency) for rate, latency in self._nics],
+            [Host(*nic, burst) for nic, burst in zip(self._nics, self._bursts, strict=True)],
             self.cluster.host,
             self.cluster.shards,
             self.delay if self._late else None,

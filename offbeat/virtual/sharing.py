@@ -7,10 +7,14 @@ use the same direction, and so do the pull and the push that follow.
 
 A transfer's end is told when it begins, as if nobody else came. If somebody does, it ends later, and that
 worker's next transfer begins as much later: what was told too early is made up for there.
+
+A shaped NIC has a bucket of tokens for each direction: a transfer that begins takes what all of its way's
+buckets have, and that part passes at once; buckets fill at the rate that nobody uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -43,7 +47,7 @@ class Transfer:
 class State:
     """The streams at one moment. left: of each active transfer. waiting: a heap of beginnings. shards: when
     they are free. ends: of the transfers that this state saw end. held: those whose bytes have passed and
-    that wait for another one's end, by that one."""
+    that wait for another one's end, by that one. tokens: bytes in the bucket of each NIC, out and in."""
 
     def __init__(self, hosts: Hosts):
         self.now = self.shards = 0.0
@@ -54,12 +58,17 @@ class State:
         self.held: dict[Transfer, tuple[Transfer, float]] = {}
         self._order = count()
         self._costs = [1 / nic.rate for nic in hosts.nics]  # seconds per byte
+        self._bursts = [nic.burst * nic.rate if nic.burst else 0.0 for nic in hosts.nics]
+        self._shaped = any(self._bursts)
+        self.tokens = self._bursts[:], self._bursts[:]
 
     def copy(self) -> State:
         made = State.__new__(State)
         made.now, made.shards, made._costs, made._order = self.now, self.shards, self._costs, self._order
         made.active, made.left, made.waiting = self.active[:], self.left[:], self.waiting[:]
         made.ends, made.held = {}, self.held.copy()
+        made._bursts, made._shaped = self._bursts, self._shaped
+        made.tokens = self.tokens[0][:], self.tokens[1][:]
         return made
 
     def begin(self, transfer: Transfer, at: float) -> None:
@@ -80,6 +89,8 @@ class State:
                 for i, pace in enumerate(paces):
                     if pace:
                         left[i] -= (moment - self.now) / pace
+                if self._shaped:
+                    self._fill(moment - self.now, paces)
                 self.now = moment
             if first <= moment:
                 left.pop(index)
@@ -87,7 +98,7 @@ class State:
             elif begin <= moment:
                 one = heappop(waiting)[2]
                 active.append(one)
-                left.append(one.left)
+                left.append(one.left - self._take(one) if self._shaped else one.left)
                 if one.beside is not None:
                     self.begin(one.beside[1], begin + one.beside[0])
             else:
@@ -115,6 +126,35 @@ class State:
         if one in self.held:
             waiting, its = self.held.pop(one)
             self._ended(waiting, max(end, its))
+
+    def _fill(self, seconds: float, paces: Sequence[float]) -> None:
+        """The buckets, with what the active transfers have left of the rates."""
+        free = [1 / cost if cost else inf for cost in self._costs]
+        unused = free[:], free[:]
+        for one, pace in zip(self.active, paces, strict=True):
+            if not pace:
+                continue
+            near, far = unused if one.push else unused[::-1]
+            for host in range(len(free)):
+                if host == one.host:
+                    near[host] -= (len(free) - 1) / pace
+                else:
+                    far[host] -= 1 / pace
+        for tokens, rates in zip(self.tokens, unused, strict=True):
+            for host, (most, rate) in enumerate(zip(self._bursts, rates, strict=True)):
+                tokens[host] = min(most, tokens[host] + max(rate, 0.0) * seconds)
+
+    def _take(self, one: Transfer) -> float:
+        """Bytes of each of its streams that pass at once."""
+        near, far = self.tokens if one.push else self.tokens[::-1]
+        away = len(near) - 1
+        found = min(one.left, near[one.host] / away, *(far[: one.host] + far[one.host + 1 :]))
+        for host in range(len(near)):
+            if host == one.host:
+                near[host] -= found * away
+            else:
+                far[host] -= found
+        return found
 
     def _paces(self) -> list[float]:
         """Seconds per byte of each active transfer's streams."""

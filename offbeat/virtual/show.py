@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from offbeat.virtual.cluster import ALGORITHMS, Cluster, Compute, Group, Shape, Straggler, equal
+from offbeat.virtual.cluster import ALGORITHMS, Cluster, Compute, Group, Link, Shape, Straggler, equal
 from offbeat.virtual.cost import Costs, ready
 from offbeat.virtual.predict import asp, bsp
 
@@ -55,10 +55,14 @@ def _groups(cluster: Cluster) -> Table:
         table.add_row(
             *(ranks, str(-(-count // per_host)), str(per_host)),
             *(_unit(group), time(group.compute.update * group.slow)),
-            *(rate(group.link.rate), time(group.link.latency)),
+            *(_nic(group.link), time(group.link.latency)),
         )
         rank += count
     return table
+
+
+def _nic(link: Link) -> str:
+    return rate(link.rate) + (f", burst {time(link.burst)}" if link.burst else "")
 
 
 def _unit(group: Group) -> str:

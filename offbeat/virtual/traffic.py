@@ -26,10 +26,12 @@ Delay = Callable[[int, float], float]
 
 
 class Host(NamedTuple):
-    """A host's NIC: bytes per second in each direction, and seconds one way."""
+    """A host's NIC: bytes per second in each direction, seconds one way, and seconds whose bytes pass at once
+    after a pause."""
 
     rate: float
     latency: float
+    burst: float = 0.0
 
 
 class Hosts:
