@@ -59,7 +59,7 @@ class Asynchronous:
     @both
     def test_every_ticket_is_done_once_and_the_fast_do_more(self, engine: Any, wire: bool) -> None:
         plans = ["asp", "ssp(2)", "bsp:9u asp:31u ssp(1)", "asp:1u asp:50u ssp(0)"]
-        jobs = [Job(plan, 61, "linear", "torch sgd", slow={1: 0.006}) for plan in plans]
+        jobs = [Job(plan, 61, "linear", "torch sgd", slow={0: 0.003, 1: 0.02, 2: 0.003}) for plan in plans]
         jobs += [Job(plan, total, "linear", "torch sgd") for plan in ("asp", "ssp(0)") for total in (1, 2, 5)]
         jobs = half(jobs, wire)
         rows = each_of(engine, 3, [(scripts_shards.train, job) for job in jobs], wire)
@@ -69,7 +69,7 @@ class Asynchronous:
             begun = 9 if "bsp" in job.plan else 0
             assert [t for t in tickets_of(found) if t >= begun] == list(range(begun, job.total or 0))
             steps = [len(one.trace) for one in found]
-            assert steps[1] < max(steps) or not job.slow or "ssp(0)" in job.plan
+            assert steps[1] < min(steps[0], steps[2]) or not job.slow or "ssp(0)" in job.plan
 
     @both
     def test_every_sample_once_an_epoch(self, engine: Any, tmp_path: Path, wire: bool) -> None:
@@ -489,11 +489,8 @@ class Asynchronous:
     def test_wrong_use_is_an_error_on_all(
         self, engine: Any, how: str, kind: str, parts: tuple[str, ...]
     ) -> None:
-        found = engine.outcomes(2, scripts_shards.wrongly, how, timeout=20)
-        assert all(isinstance(one, RemoteError) for one in found), found
-        own = [one for one in found if one.type != "PeerLost"]  # who is late by much learns of the other's
-        assert own
-        for one in own:
+        for one in engine.outcomes(2, scripts_shards.wrongly, how, timeout=20):
+            assert isinstance(one, RemoteError), one
             assert one.type == kind, one
             for part in parts:
                 assert part in one.message, one
@@ -509,7 +506,7 @@ class Asynchronous:
     @both
     @pytest.mark.parametrize("plan", ["asp", "bsp:12u asp:70u ssp(1)"])
     def test_pushes_add_up_to_the_phase_s_units(self, engine: Any, plan: str, wire: bool) -> None:
-        job = Job(plan, 120, "plain", "torch sgd", slow=dict.fromkeys(range(4), 0.002), shard=300)
+        job = Job(plan, 120, "plain", "torch sgd", slow={0: 0.004, 1: 0.004, 2: 0.004, 3: 0.009}, shard=300)
         found = engine.run(4, scripts_shards.train, job, hosts=hosts_of(4, wire))
         rows = records(engine, "pushes")
         begun = [0] if plan == "asp" else [12, 70]
@@ -527,7 +524,7 @@ class Asynchronous:
             histogram = {int(k): n for k, n in row["staleness"].items()}
             mean = sum(k * n for k, n in histogram.items()) / (end - first)
             assert row["mean_staleness"] == pytest.approx(mean, abs=1e-3)
-            assert 1 < mean < 5, "about workers - 1 with equal workers"
+            assert 1.5 < mean < 5, "about workers - 1"
         if plan != "asp":
             assert any(one["bound_waits"] and one["bound_wait_s"] > 0 for one in rows[1]["workers"])
 

@@ -158,10 +158,6 @@ class RealWorker(ReplicaWorker):
             self.step()
             return Ready()
         assert self.home is not None
-        moment = now()
-        if moment > self._looked + LOOK:
-            self._looked = moment
-            self.epoch.check()
         self._answer_alarm()
         skip = not self._finite()
         # Not earlier: a ticket past the boundary is never done, and schedules can't be turned back.
@@ -178,6 +174,10 @@ class RealWorker(ReplicaWorker):
         if not self._tickets:
             self.home.ask()  # before the gradients are on the way
         self.home.push(Push(self.rank, self.clock, 0, after, damped, settings), skip)
+        moment = now()
+        if moment > self._looked + LOOK:  # not before this worker's own gradient has been found good
+            self._looked = moment
+            self.epoch.check()
         return Pushing(self)
 
     def pushed(self) -> None:
