@@ -293,7 +293,8 @@ def _outcome_of(ending: Any) -> Any:
     if ending.died:
         return Died(ending.rank, -signal.SIGKILL)
     if ending.error is not None:
-        return RemoteError(ending.rank, type(ending.error).__name__, str(ending.error), ending.trace)
+        trace = "".join(traceback.format_exception(ending.error))
+        return RemoteError(ending.rank, type(ending.error).__name__, str(ending.error), trace)
     try:
         pickle.dumps(ending.value)
     except Exception as error:

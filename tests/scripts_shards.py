@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.cluster import real, shards
+from offbeat.cluster import real, shards, sizes
 from tests.models import Muon, compose, flat, loss_of, slots, unit
 from tests.reference import usual
 from tests.reference_shards import Log, joined
@@ -58,7 +58,7 @@ class Job(Setup):
 
     def begin(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer], offbeat.Synchronizer, Log]:
         """The log tells of this worker's pushes, pulls and cuts, from the first one on."""
-        shards.SHARD = self.shard
+        sizes.SHARD = self.shard
         log = Log()
         _log.set(log)
         real.ShardHome = Recorded  # type: ignore[misc]

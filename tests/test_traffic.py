@@ -15,10 +15,10 @@ from test_cost import INSIDE, NIC, costs, group
 
 from offbeat.virtual.cluster import Compute, Link, ShardService, Straggler
 from offbeat.virtual.cost import Costs
-from offbeat.virtual.predict import asp
 from offbeat.virtual.queues import Queued
 from offbeat.virtual.sharing import WORKERS, Shared
 from offbeat.virtual.traffic import Host, Hosts, Traffic
+from tests.reference_speeds import asp
 
 BOTH = pytest.mark.parametrize("way", [Shared, Queued])
 
@@ -120,13 +120,6 @@ def test_a_shaped_links_bucket_passes_at_once_after_a_pause() -> None:
     pause = 4e-4
     assert shaped.push(0, 1e6, alone - 1e-3 + pause) == pytest.approx(2 * alone - 1e-3 + pause - 5e-4)
     assert shaped.push(0, 1e6, 1.0) == pytest.approx(1 + alone - 1e-3)
-
-
-def test_shards_are_cut_as_the_real_engine_cuts_them() -> None:
-    from offbeat.cluster import shards
-    from offbeat.virtual import traffic
-
-    assert (traffic.SHARD, traffic.MOST) == (shards.SHARD, shards.MOST)
 
 
 # Against streams that share every link max-min fairly

@@ -466,7 +466,8 @@ def test_nothing_is_left_after_closing() -> None:
     before, descriptors = threads(), len(os.listdir("/proc/self/fd"))
     once()
     end = time.perf_counter() + 5
-    while threads() - before and time.perf_counter() < end:  # the kernel lists a joined thread a moment longer
+    # The kernel lists a joined thread a moment longer.
+    while threads() - before and time.perf_counter() < end:
         time.sleep(0.01)
     assert threads() <= before  # others of this process may have ended
     assert len(os.listdir("/proc/self/fd")) == descriptors

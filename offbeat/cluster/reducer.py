@@ -17,11 +17,7 @@ from torch.nn import Parameter
 from offbeat.cluster.control import Exchange
 from offbeat.cluster.epoch import Epoch, Work
 from offbeat.cluster.flat import copy
-
-FIRST_BUCKET = 256 << 10
-"""Bytes. Small, so that the first reduction starts early in backward."""
-BUCKET = 4 << 20
-"""Bytes. Large enough that a message's fixed cost does not show."""
+from offbeat.cluster.sizes import buckets
 
 
 class Bucket:
@@ -144,19 +140,9 @@ class Reducer:
         self._reset()
 
     def _fill_buckets(self) -> None:
-        numbers: list[int] = []
-        size, limit = 0, FIRST_BUCKET
-        for i in reversed(range(len(self.parameters))):
-            p = self.parameters[i]
-            if numbers:
-                last = self.parameters[numbers[-1]]
-                if (last.dtype, last.device) != (p.dtype, p.device) or size >= limit:
-                    self.buckets.append(Bucket(numbers, self.parameters, self._wire))
-                    numbers, size, limit = [], 0, BUCKET
-            numbers.append(i)
-            size += p.numel() * p.element_size()
-        if numbers:
-            self.buckets.append(Bucket(numbers, self.parameters, self._wire))
+        bytes_of = [p.numel() * p.element_size() for p in self.parameters]
+        kinds = [(p.dtype, p.device) for p in self.parameters]
+        self.buckets = [Bucket(one, self.parameters, self._wire) for one in buckets(bytes_of, kinds)]
         self._bucket_of = {i: bucket for bucket in self.buckets for i in bucket.numbers}
 
     def _reset(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.cluster import memory
+from offbeat.cluster import memory, sizes
 from offbeat.cluster.bridge import Bridge, Gathered, Local, Remote
 from offbeat.cluster.client import Client, flush, receive
 from offbeat.cluster.counts import Counts
@@ -34,11 +34,6 @@ from offbeat.outline import Outline, aligned
 from offbeat.shard import Push, Shard
 from offbeat.site import here
 from offbeat.twin import Settings, Slot, slots
-
-SHARD = 1 << 20
-"""Bytes of parameters that are worth a shard of their own."""
-MOST = 8
-"""Shards of a host, at most."""
 
 
 class ShardHome:
@@ -86,7 +81,7 @@ class ShardHome:
         nodes = [int(text) for text in collect(team.epoch, str(self._node))]
         hosts = sorted(set(nodes))
         size = sum(p.numel() * p.element_size() for p in state.parameters)
-        self.per_host = max(1, min(MOST, -(-size // SHARD // len(hosts))))
+        self.per_host = sizes.shards(size, len(hosts))
         narrow = [False] * (self.per_host * len(hosts))  # gradients that travel
         if here().virtual:  # one memory stands for all hosts'
             mine = hosts.index(self._node)

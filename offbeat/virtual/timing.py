@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import inf
 from typing import Any, NamedTuple
 
+from offbeat.cluster import sizes
 from offbeat.cluster.epoch import PeerLost
-from offbeat.cluster.reducer import BUCKET, FIRST_BUCKET
-from offbeat.cluster.shards import MOST, SHARD
 from offbeat.plan import check
 from offbeat.protocols import Protocol
 from offbeat.virtual.asynchronous import Shards
@@ -56,18 +55,8 @@ class Model:
         return self.parameters * self.width
 
     def buckets(self) -> list[list[int]]:
-        """Numbers of the parameters in each bucket of BSP's reduction, as `offbeat.cluster.reducer` fills
-        them."""
-        found: list[list[int]] = []
-        size, limit = 0, FIRST_BUCKET
-        for number in reversed(range(len(self.sizes))):
-            if not found or size >= limit:
-                limit = BUCKET if found else FIRST_BUCKET
-                found.append([])
-                size = 0
-            found[-1].append(number)
-            size += self.sizes[number] * self.width
-        return found
+        """Numbers of the parameters in each bucket of BSP's reduction."""
+        return sizes.buckets([size * self.width for size in self.sizes])
 
 
 class Figures(NamedTuple):
@@ -215,7 +204,7 @@ class Simulation:
         told = at = met + self.words(met)
         size: float = model.buffers
         if first.shards is not None:
-            pieces = self._hosts * max(1, min(MOST, ceil(model.size / SHARD / self._hosts)))
+            pieces = self._hosts * sizes.shards(model.size, self._hosts)
             for _ in range(pieces if self._hosts > 1 else 0):
                 at += costs.broadcast(model.size * (1 + model.state) / pieces, members, at)
         elif self.own:

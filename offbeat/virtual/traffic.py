@@ -12,14 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import ceil
 from typing import NamedTuple
 
+from offbeat.cluster import sizes
 from offbeat.virtual.cluster import Link, ShardService
-
-SHARD, MOST = 1 << 20, 8
-"""A host has a shard for each so many bytes of its slice, but at most so many: as `offbeat.cluster.shards`
-cuts."""
 
 Delay = Callable[[int, float], float]
 """Seconds that a rank's exchanges take longer at a moment."""
@@ -57,7 +53,7 @@ class Hosts:
 
     def share(self, size: float) -> float:
         """Of a pull that can follow its push shard by shard: all but the last shard's part."""
-        return 1 - 1 / max(1, min(MOST, ceil(size / self.number / SHARD)))
+        return 1 - 1 / sizes.shards(size, self.number)
 
 
 class Traffic(ABC):

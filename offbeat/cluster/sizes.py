@@ -1,0 +1,37 @@
+"""How a model is cut for its ways over the network: BSP's buckets, and the shards of a host. Pure: the real
+engine goes by it, and so does whoever reckons how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import ceil
+
+FIRST_BUCKET = 256 << 10
+"""Bytes. Small, so that the first reduction starts early in backward."""
+BUCKET = 4 << 20
+"""Bytes. Large enough that a message's fixed cost does not show."""
+SHARD = 1 << 20
+"""Bytes of parameters that are worth a shard of their own."""
+MOST = 8
+"""Shards of a host, at most."""
+
+
+def buckets(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+    """Numbers of the parameters in each bucket, in the reverse order of the parameters, which is about that
+    of their gradients. sizes: bytes of each. kinds: parameters of two kinds never share a bucket."""
+    found: list[list[int]] = []
+    size = 0
+    for number in reversed(range(len(sizes))):
+        limit = BUCKET if len(found) > 1 else FIRST_BUCKET
+        other = found and kinds is not None and kinds[found[-1][-1]] != kinds[number]
+        if not found or other or size >= limit:
+            found.append([])
+            size = 0
+        found[-1].append(number)
+        size += sizes[number]
+    return found
+
+
+def shards(size: float, hosts: int) -> int:
+    """Shards of each of `hosts` hosts, for `size` bytes of parameters in all."""
+    return max(1, min(MOST, ceil(size / SHARD / hosts)))
