@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from offbeat import plan
 from offbeat.cluster.spec import ON_DIVERGE
 from offbeat.cluster.state import State
+from offbeat.plan import phases
 from offbeat.protocols import Protocol
 
 WIRES = {None: None, "fp32": None, "bf16": torch.bfloat16}
@@ -114,3 +116,19 @@ def on_diverge_of(mode: str) -> str:
     if asked not in ON_DIVERGE:
         raise ValueError(f"on_diverge is one of {', '.join(ON_DIVERGE)}; got {asked!r}")
     return asked
+
+
+def traps(plan: Protocol, optimizers: Sequence[Optimizer], begins: bool) -> Iterator[str]:
+    """What is allowed under `plan` and seldom meant. begins: the job is at its first step."""
+    first, asynchronous = phases(plan)[0][0], any(part.home == "shards" for part, _ in phases(plan))
+    momentum = max((group.get("momentum", 0) for o in optimizers for group in o.param_groups), default=0)
+    if begins and first.home == "shards" and momentum:
+        yield (
+            f"{first} from the job's first step with momentum {momentum}: early on, stale gradients make "
+            f'training unstable (Sync-Switch); begin with BSP, as in "bsp:12.5% {first}", or without momentum'
+        )
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    for optimizer in optimizers:
+        if asynchronous and any(getattr(optimizer, name, None) for name in hooks):
+            name = type(optimizer).__name__
+            yield f"under asp and ssp the shards step, and the step hooks of {name} don't run"

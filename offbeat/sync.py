@@ -25,6 +25,7 @@ from offbeat.checks import (
     on_diverge_of,
     plan_of,
     share_of,
+    traps,
     wire_of,
 )
 from offbeat.cluster.real import RealWorker
@@ -35,7 +36,6 @@ from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
 from offbeat.marks import Marks
 from offbeat.plan import check as plan_check
-from offbeat.plan import phases
 from offbeat.protocols import BSP, Protocol
 from offbeat.resume import restore, row, save
 from offbeat.site import here
@@ -417,7 +417,7 @@ class Synchronizer:
 
     def sum_units(self, own: int) -> int:
         """The sum of every worker's units."""
-        return self.worker.team.sum(own)
+        return self.worker.team.sum(own) * here().alike
 
     def lend(self, batch: Any, samples: int, last: bool, dealt: bool) -> Iterator[Any]:
         """Gives the loop one micro-batch, and sees to it that the unit's last one ends in a step."""
@@ -442,31 +442,11 @@ class Synchronizer:
         here().begins(self, data=False)
         self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
-        self._warn_of_a_cold_start()
-        self._warn_of_hooks()
+        if job.world_size() > 1:
+            for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
+                self.warn(message)
         self._marks.begin(self.worker.units / total)
         self._course.begin(total)
-
-    def _warn_of_a_cold_start(self) -> None:
-        first = phases(self.plan)[0][0]
-        momentum = [g.get("momentum", 0) for o in self.worker.state.optimizers for g in o.param_groups]
-        if first.home == "shards" and any(momentum) and job.world_size() > 1 and not self.units:
-            self.warn(
-                f"{first} from the job's first step with momentum {max(momentum)}: early on, stale gradients "
-                f'make training unstable (Sync-Switch); begin with BSP, as in "bsp:12.5% {first}", or '
-                f"without momentum"
-            )
-
-    def _warn_of_hooks(self) -> None:
-        if not any(part.home == "shards" for part, _ in phases(self.plan)) or job.world_size() == 1:
-            return
-        for optimizer in self.worker.state.optimizers:
-            hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-            if any(getattr(optimizer, name, None) for name in hooks):
-                self.warn(
-                    f"under asp and ssp the shards step, and the step hooks of {type(optimizer).__name__} "
-                    f"don't run"
-                )
 
     def warn(self, message: str, own: bool = False) -> None:
         """Says it on rank 0 and in its journal; `own` is this rank's alone, and is said wherever it is."""
