@@ -30,6 +30,7 @@ class Site:
     """A real worker's: its process. What takes virtual time in a virtual one costs nothing here."""
 
     virtual = False
+    alike = 1  # workers that this one stands for
 
     def __init__(self) -> None:
         self.job: Job | None = None

@@ -1,5 +1,4 @@
-"""What speed a cluster's costs allow, without running a protocol: for looking at a description, and for
-calibrating one. `offbeat.virtual.timing` runs the protocols themselves."""
+"""What speed a cluster's costs allow, written down plainly: what timing-only runs are held to."""
 
 from __future__ import annotations
 

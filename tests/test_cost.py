@@ -26,7 +26,7 @@ from offbeat.virtual.cluster import (
 )
 from offbeat.virtual.collectives import Layout
 from offbeat.virtual.cost import Costs, ready
-from offbeat.virtual.predict import asp, bsp
+from tests.reference_speeds import asp, bsp
 
 NIC, INSIDE = Link(125e6, 1e-4), Link(10e9, 5e-6)
 FREE = ShardService(inf, 0.0)

@@ -16,16 +16,7 @@ from tests.contract_parity import apart
 from tests.engines import RealEngine, VirtualEngine, costs_of
 from tests.scripts import Setup
 
-FOUR_HOSTS = """
-[compute]
-unit = "100 ms"
-update = "1 ms"
-[[workers]]
-per_host = 1
-[link]
-rate = "10 Mbit/s"
-latency = "2 ms"
-"""
+FOUR_HOSTS = Path(__file__).with_name("hosts.toml").read_text()
 
 PLANS = ["bsp", "local(4)", "dasgd(4,2)", "dasgd(4,3,0.5,delta)", "bsp:25% dasgd(3,1):75% local(2)"]
 

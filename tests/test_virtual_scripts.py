@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from commands import Command
 
+from offbeat import journal
+
 BESIDE = """
 COUNT = 0
 
@@ -107,16 +109,7 @@ for x, y in sync.batches(data, batch_size=5):
     sync.step()
 """
 
-CLUSTER = """
-[compute]
-unit = "100 ms"
-update = "1 ms"
-[[workers]]
-per_host = 1
-[link]
-rate = "10 Mbit/s"
-latency = "2 ms"
-"""
+CLUSTER = Path(__file__).with_name("hosts.toml").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +199,29 @@ def test_timing_only_needs_a_job() -> None:
     code, _, err = run("--virtual", 2, "--timing-only", "job.py")
     assert code == 1
     assert "it came to no Synchronizer" in err
+
+
+EPOCHS = """
+import torch, offbeat
+from torch.utils.data import DataLoader, DistributedSampler
+data = [(torch.randn(3), 0) for _ in range(48)]
+offbeat.init()
+model = torch.nn.Linear(3, 2)
+sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.1), plan="bsp:50% asp", epochs=2)
+sampler = DistributedSampler(data, offbeat.world_size(), offbeat.rank())
+for x, y in sync.batches(DataLoader(data, 4, sampler=sampler)):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    sync.step()
+"""
+
+
+def test_timing_only_has_the_length_that_all_workers_data_make() -> None:
+    Path("job.py").write_text(EPOCHS)
+    for how in ([], ["--timing-only"]):
+        out = f"out{len(how)}"
+        code, _, err = run("--virtual", 4, "--cluster", "cluster.toml", *how, "job.py", out=out)
+        assert code == 0, err
+        assert [row["units"] for row in journal.read(Path(out)) if row["type"] == "end"] == [24]
 
 
 def test_every_worker_is_heard_with_its_rank() -> None:

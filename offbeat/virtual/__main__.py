@@ -16,17 +16,18 @@ import torch
 
 from offbeat import job
 from offbeat.cluster.epoch import PeerLost
+from offbeat.cluster.state import State
 from offbeat.journal import Journal
 from offbeat.plan import PlanError, parse
 from offbeat.protocols import Protocol
 from offbeat.site import move_to
 from offbeat.virtual.ambient import Ambient
-from offbeat.virtual.clock import Clock
+from offbeat.virtual.clock import Clock, ClockSite
 from offbeat.virtual.cluster import ClusterError, find
 from offbeat.virtual.cost import Costs
 from offbeat.virtual.engine import Ending, Engine
 from offbeat.virtual.footprint import Footprint, TooLarge
-from offbeat.virtual.probe import Found, ProbeSite, TimingSite, model_of
+from offbeat.virtual.probe import Found, ProbeSite, model_of
 from offbeat.virtual.script import Script
 from offbeat.virtual.timing import Model, simulate
 
@@ -54,11 +55,9 @@ def main(path: str, args: list[str]) -> int:
     with script:
         engine = Engine(costs, script, script.ambients, stops=True)
 
-        def admit(state: object) -> None:
-            known = footprint.said
-            footprint.check(state)  # type: ignore[arg-type]
-            if footprint.said != known:
-                _say(footprint.said)
+        def admit(state: State) -> None:
+            if need := footprint.check(state):
+                _say(need)
 
         engine.admit = admit
         endings = engine.run()
@@ -75,8 +74,9 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
     """The run without gradients: the script runs up to its first one, unless all is known without it."""
     shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
     if shape is not None and plan and total:
-        return _simulate(script.path, parse(plan), int(total), costs, Model(shape.sizes, shape.width), out)
-    probe = ProbeSite()
+        model, wire = Model(shape.sizes, shape.width), os.environ.get("OFFBEAT_WIRE")
+        return _simulate(script.path, parse(plan), int(total), costs, model, out, wire)
+    probe = ProbeSite(costs.workers)
     error: BaseException | None = None
     outside = Ambient.of_process()
     move_to(probe)
@@ -97,8 +97,7 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
         return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
-    wire = 0.5 if sync.settings["wire"] == "bf16" else 1.0
-    model = model_of(sync.worker.state)
+    model, wire = model_of(sync.worker.state), sync.settings["wire"]
     return _simulate(script.path, sync.plan, sync.total, costs, model, out, wire, sync.batch_size)
 
 
@@ -109,11 +108,11 @@ def _simulate(
     costs: Costs,
     model: Model,
     out: Path,
-    wire: float = 1.0,
+    wire: str | None,
     batch_size: int | None = None,
 ) -> int:
     clock = Clock()
-    move_to(TimingSite(clock))
+    move_to(ClockSite(clock))
     journal = Journal(out / "journal.jsonl", 0.0)
     begun = time.perf_counter()
     try:
@@ -122,7 +121,7 @@ def _simulate(
             total,
             costs,
             model,
-            wire=wire,
+            wire=0.5 if wire == "bf16" else 1.0,
             journal=journal,
             clock=clock,
             batch_size=batch_size,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
+from offbeat.site import Site
+
 
 class Clock:
     """An event queue. `now`: virtual seconds since the run's start; whoever runs between two events may
@@ -49,3 +51,19 @@ class Clock:
     def stop(self) -> None:
         """What is still to come will not happen."""
         self._events.clear()
+
+
+class ClockSite(Site):
+    """A worker whose time is virtual."""
+
+    virtual = True
+
+    def __init__(self, clock: Clock):
+        super().__init__()
+        self.clock = clock
+
+    def now(self) -> float:
+        return self.clock.now
+
+    def unix(self) -> float:
+        return self.clock.now

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,8 @@ from offbeat import exits, site
 from offbeat.cluster import memory
 from offbeat.cluster.epoch import Epoch
 from offbeat.job import Job, directory_of, seed_of
-from offbeat.site import Site
 from offbeat.virtual.ambient import Ambient
-from offbeat.virtual.clock import Clock
+from offbeat.virtual.clock import Clock, ClockSite
 from offbeat.virtual.network import Collective, Room, VirtualEpoch, VirtualStore
 
 if TYPE_CHECKING:
@@ -42,23 +40,21 @@ class Killed(BaseException):
 
 @dataclass
 class Ending:
-    """How a worker ended, and when in virtual seconds: its value, or its error and where it was raised."""
+    """How a worker ended, and when in virtual seconds: its value, or its error."""
 
     rank: int
     at: float
     value: Any = None
     error: BaseException | None = None
-    trace: str = ""
     died: bool = False
 
 
 @dataclass
 class Overhead:
-    """Real seconds of a run, and of the workers' own turns; `switches`: turns that came after another's."""
+    """Real seconds of a run, and of the workers' own turns."""
 
     seconds: float = 0.0
     turns: float = 0.0
-    switches: int = 0
 
     @property
     def own(self) -> float:
@@ -66,13 +62,11 @@ class Overhead:
         return self.seconds - self.turns
 
 
-class VirtualSite(Site):
+class VirtualSite(ClockSite):
     """One virtual worker: a greenlet, and what a process would keep for it."""
 
-    virtual = True
-
     def __init__(self, engine: Engine, rank: int, ambient: Ambient):
-        super().__init__()
+        super().__init__(engine.events)
         self.engine, self.rank, self.ambient = engine, rank, ambient
         self.ending: Ending | None = None
         self.waits: Callable[[], str] = lambda: ""
@@ -94,7 +88,7 @@ class VirtualSite(Site):
             ending.died = True
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):
-                ending.error, ending.trace = error, traceback.format_exc()
+                ending.error = error
                 exits.fail(error)
         if not ending.died:
             try:
@@ -102,8 +96,7 @@ class VirtualSite(Site):
             except (Killed, GreenletExit):
                 ending.died = True
             except BaseException as error:
-                if ending.error is None:
-                    ending.error, ending.trace = error, traceback.format_exc()
+                ending.error = ending.error or error
         ending.at = self.engine.events.now
         self.ending = ending
         self.engine.ended(self)
@@ -153,12 +146,6 @@ class VirtualSite(Site):
 
     # What offbeat asks of a site
 
-    def now(self) -> float:
-        return self.engine.events.now
-
-    def unix(self) -> float:
-        return self.engine.events.now
-
     def make_job(self, seed: int | None, out: Any) -> Job:
         engine = self.engine
         return Job(
@@ -191,7 +178,7 @@ class VirtualSite(Site):
         def ready_or_over() -> bool:
             try:
                 check()
-            except Exception:
+            except Exception:  # whatever it is: it is raised below, where the worker waits
                 return True
             return ready()
 
@@ -275,7 +262,7 @@ class Engine:
         self.hub: greenlet = getcurrent()
         self.admit: Callable[[State], None] = lambda state: None
         self._active: VirtualSite | None = None
-        self._stops, self._failed = stops, False
+        self._living, self._stops, self._failed = self.workers, stops, False
         self.sites = [VirtualSite(self, rank, ambient) for rank, ambient in enumerate(ambients)]
 
     def run(self) -> list[Ending]:
@@ -298,8 +285,9 @@ class Engine:
         return [one.ending for one in self.sites if one.ending is not None]
 
     def _run(self) -> None:
-        while (left := [one for one in self.sites if one.ending is None]) and not self._failed:
+        while self._living and not self._failed:
             if not self.events.step():
+                left = [one for one in self.sites if one.ending is None]
                 left[0].throw(Deadlock(self._stuck(left)))
 
     def current(self) -> VirtualSite:
@@ -316,7 +304,6 @@ class Engine:
                 self._active.ambient.leave()
             one.ambient.enter()
             self._active = one
-            self.overhead.switches += 1
         begun = time.perf_counter()
         one.greenlet.switch()
         self.overhead.turns += time.perf_counter() - begun
@@ -332,6 +319,7 @@ class Engine:
     def ended(self, one: VirtualSite) -> None:
         """A worker's script has ended; whoever still waits for it learns of it."""
         assert one.ending is not None
+        self._living -= 1
         if one.ending.died or one.ending.error is not None:
             self._failed = self._stops
             self._lose(one.rank)

@@ -20,12 +20,12 @@ class Footprint:
     def __init__(self, workers: int):
         self._workers, self._before = workers, resident()
         self._checked = False
-        self.said = ""
 
-    def check(self, state: State) -> None:
-        """Raises TooLarge. The first worker's own memory so far, with its data, counts for each of them."""
+    def check(self, state: State) -> str:
+        """What all will need, the first time that it is asked, else "". The first worker's own memory so far,
+        with its data, counts for each of them. Raises TooLarge."""
         if self._checked:
-            return
+            return ""
         self._checked = True
         script = max(resident() - self._before, 0)
         model = size_of(state)
@@ -38,7 +38,7 @@ class Footprint:
                 f"{each}; {_text(there)} are available. Take fewer workers or a smaller model or data set; "
                 f"--timing-only needs one model"
             )
-        self.said = f"{each}; {_text(there)} are available"
+        return f"{each}; {_text(there)} are available"
 
 
 def size_of(state: State) -> int:

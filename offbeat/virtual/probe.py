@@ -3,14 +3,15 @@ length and the model's size, and no further."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from offbeat.cluster.epoch import Epoch
 from offbeat.job import Job, seed_of
-from offbeat.site import Site
-from offbeat.virtual.clock import Clock
-from offbeat.virtual.footprint import state_size
+from offbeat.virtual.clock import Clock, ClockSite
+from offbeat.virtual.footprint import size_of, state_size
 from offbeat.virtual.timing import Model
 
 if TYPE_CHECKING:
@@ -22,23 +23,33 @@ class Found(BaseException):
     """The script has told what it would train."""
 
 
-class ProbeSite(Site):
-    """The only worker of a job that ends before its first gradient."""
+class ProbeSite(ClockSite):
+    """Rank 0 of a job of `workers`, which ends before its first gradient; it never meets the others, who are
+    taken to do as it does."""
 
-    virtual = True
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, workers: int):
+        super().__init__(Clock())
+        self.alike = workers
         self.sync: Synchronizer | None = None
 
-    def now(self) -> float:
-        return 0.0
-
-    def unix(self) -> float:
-        return 0.0
-
     def make_job(self, seed: int | None, out: Any) -> Job:
-        return Job(0, 1, 0, torch.device("cpu"), seed_of(seed), None, 0.0, backend="virtual")
+        return Job(
+            rank=0,
+            world_size=self.alike,
+            local_rank=0,
+            device=torch.device("cpu"),
+            seed=seed_of(seed),
+            out=None,
+            started=0.0,
+            backend="virtual",
+            _store=self,  # nobody meets through it
+        )
+
+    def part(self, store: Any, name: str) -> Any:
+        return store
+
+    def epoch(self, number: int, members: Sequence[int], rank: int, store: Any, on: torch.device) -> Epoch:
+        return Epoch(number, [rank], rank, None, on)
 
     def begins(self, sync: Synchronizer, data: bool) -> None:
         self.sync = sync
@@ -49,29 +60,12 @@ class ProbeSite(Site):
         raise Found
 
 
-class TimingSite(Site):
-    """Where a timing-only run keeps its journal: its clock is the simulation's."""
-
-    virtual = True
-
-    def __init__(self, clock: Clock):
-        super().__init__()
-        self._clock = clock
-
-    def now(self) -> float:
-        return self._clock.now
-
-    def unix(self) -> float:
-        return self._clock.now
-
-
 def model_of(state: State) -> Model:
     """The model, as far as time is concerned. Parameters of several kinds count as of the first one's."""
     width = state.parameters[0].element_size()
-    size = sum(p.numel() * p.element_size() for p in state.parameters)
     return Model(
         sizes=tuple(p.numel() for p in state.parameters),
         width=width,
         buffers=sum(b.numel() * b.element_size() for b in state.buffers(floating=True)),
-        state=state_size(state) / size,
+        state=state_size(state) / size_of(state),
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from offbeat.protocols import ASP, BSP
 from offbeat.virtual.cluster import ALGORITHMS, Cluster, Compute, Group, Link, Shape, Straggler, equal
-from offbeat.virtual.cost import Costs, ready
-from offbeat.virtual.predict import asp, bsp
+from offbeat.virtual.cost import Costs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SIZES = (64e3, 1e6, 16e6, 256e6)
 """Bytes of the all-reduces that are shown beside the model's own."""
+STEPS = 100
+"""Of each worker, for the speeds that are shown."""
 
 
 def parts(cluster: Cluster, parameters: int | None = None) -> Iterator[RenderableType]:
@@ -123,19 +125,16 @@ def _straggler(straggler: Straggler) -> str:
 
 
 def _speeds(cluster: Cluster, shape: Shape) -> Iterator[str]:
-    from offbeat.virtual.timing import Model
+    from offbeat.virtual.timing import Model, simulate
 
-    model = Model(shape.sizes, shape.width)
-    buckets = model.buckets()
-    sizes = [float(sum(shape.sizes[i] for i in bucket) * shape.width) for bucket in buckets]
-    calm = replace(cluster, stragglers=())
-    steps = bsp(Costs(calm, 0), sizes, ready(shape.sizes, [len(bucket) for bucket in buckets]))
-    pushes = asp(Costs(calm, 0), model.size, model.size)
-    workers = cluster.size or 1
-    what = f"{shape.parameters:,} parameters in {_several(len(sizes), 'bucket')}"
-    yield f"predicted without stragglers, for {what}:"
-    yield f"  BSP {steps:.4g} steps/s, {steps * workers:.4g} units/s"
-    yield f"  ASP {pushes:.4g} steps/s, {pushes:.4g} units/s"
+    model, workers = Model(shape.sizes, shape.width), cluster.size or 1
+    calm = replace(cluster, stragglers=(), failures=(), joins=())
+    buckets = _several(len(model.buckets()), "bucket")
+    yield f"without stragglers, {STEPS} steps of each worker, {shape.parameters:,} parameters in {buckets}:"
+    for protocol, alike in ((BSP(), workers), (ASP(), 1)):
+        units = STEPS * workers
+        speed = units / simulate(protocol, units, Costs(calm, 0), model).seconds
+        yield f"  {type(protocol).__name__} {speed / alike:.4g} steps/s, {speed:.4g} units/s"
 
 
 def _table(*heads: str) -> Table:
