@@ -65,6 +65,13 @@ def arguments() -> argparse.Namespace:
     add("--lr", type=float, default=0.1)
     add("--momentum", type=float, default=0.9)
     add("--weight-decay", type=float, default=1e-4)
+    add("--lr-reference", choices=("global", "worker"), default="global", help="what --lr is tuned for")
+    add(
+        "--warmup",
+        type=float,
+        default=0.0,
+        help="of the factor n of --lr-reference worker",
+    )
     add("--schedule", choices=SCHEDULES, default="one-cycle")
     add("--evaluate", default="10%", metavar="SHARE", help="of the progress between two evaluations")
     add("--seed", type=int, default=0)
@@ -76,8 +83,9 @@ def main() -> None:
     offbeat.init(seed=args.seed)
     device = offbeat.device()
     try:
-        train_x, train_y = (tensor[: args.subset] for tensor in load(args.data, "train"))
-        test_x, test_y = (tensor[: args.test_subset] for tensor in load(args.data, "test"))
+        # Copies: a slice would keep the whole set in memory, in every worker.
+        train_x, train_y = (tensor[: args.subset].clone() for tensor in load(args.data, "train"))
+        test_x, test_y = (tensor[: args.test_subset].clone() for tensor in load(args.data, "test"))
     except FileNotFoundError as error:
         raise SystemExit(f"cifar10.py: {error}") from None
 
@@ -85,7 +93,14 @@ def main() -> None:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay
     )
-    sync = offbeat.Synchronizer(model, optimizer, plan="bsp:12.5% dasgd", epochs=args.epochs)
+    sync = offbeat.Synchronizer(
+        model,
+        optimizer,
+        plan="bsp:12.5% dasgd",
+        epochs=args.epochs,
+        lr_reference=args.lr_reference,
+        warmup=args.warmup,
+    )
     sync.scheduler(SCHEDULES[args.schedule])
 
     def report() -> None:

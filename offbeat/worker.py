@@ -9,7 +9,7 @@ processes, over virtual workers in virtual time, and over a list in a unit test.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,17 @@ class Worker(ABC):
         true while this worker's ticket lies before the boundary, so every earlier ticket is done by
         exactly one worker, and members turn at different moments."""
 
+    @property
+    def stragglers(self) -> frozenset[int]:
+        """Ranks that the detector has flagged, the same on all members at equal clocks; of those that were
+        flagged when shards took charge, under shards, all until nobody is slow any more."""
+        return frozenset()
+
+    def served(self, protocol: Protocol, at: float | int) -> bool:
+        """Whether `at` (a share of the job, or units) has been done under `protocol`, whatever was done
+        under others in between."""
+        return passed(self, at)
+
     @abstractmethod
     def gradient(self, mean: bool = False) -> Handle:
         """Asks the user's loop for the next gradient. When the coming backward has returned, `.grad`
@@ -125,6 +136,17 @@ class Worker(ABC):
         Raises NotImplementedError on an engine without shards."""
         raise self._without_shards()
 
+    def exclude(self, ranks: frozenset[int]) -> Handle:
+        """The members go on without `ranks`, while all hold the same. For one of those the wait is over when
+        the members call them back; it then holds what they hold, at their clock.
+
+        Raises NotImplementedError on an engine whose members don't change."""
+        raise NotImplementedError(f"the members of {type(self).__name__} don't change")
+
+    def readmit(self) -> Handle:
+        """All that were excluded are members again and hold what the members hold; nothing if none was."""
+        return Ready()
+
     def _without_shards(self) -> NotImplementedError:
         return NotImplementedError(
             f"{type(self).__name__} has no shards to push to or pull from, which asp and ssp need: use a "
@@ -139,21 +161,25 @@ class Worker(ABC):
         switch."""
 
 
-class Until(Worker):
-    """The same worker, `running` only up to a boundary: a share of the progress, or units."""
+class While(Worker):
+    """The same worker, `running` only as long as `condition` holds."""
 
-    def __init__(self, worker: Worker, at: float | int):
-        self._worker, self._at = worker, at
+    def __init__(self, worker: Worker, condition: Callable[[], bool]):
+        self._worker, self._condition = worker, condition
 
     @property
     def running(self) -> bool:
-        return self._worker.running and not passed(self._worker, self._at)
+        return self._worker.running and self._condition()
 
     rank = property(lambda self: self._worker.rank)
     members = property(lambda self: self._worker.members)
     clock = property(lambda self: self._worker.clock)
     units = property(lambda self: self._worker.units)
     progress = property(lambda self: self._worker.progress)
+    stragglers = property(lambda self: self._worker.stragglers)
+
+    def served(self, protocol: Protocol, at: float | int) -> bool:
+        return self._worker.served(protocol, at)
 
     def gradient(self, mean: bool = False) -> Handle:
         return self._worker.gradient(mean)
@@ -178,6 +204,19 @@ class Until(Worker):
 
     def settle(self, then: Protocol | None = None) -> Handle:
         return self._worker.settle(then)
+
+    def exclude(self, ranks: frozenset[int]) -> Handle:
+        return self._worker.exclude(ranks)
+
+    def readmit(self) -> Handle:
+        return self._worker.readmit()
+
+
+class Until(While):
+    """The same worker, `running` only up to a boundary: a share of the progress, or units."""
+
+    def __init__(self, worker: Worker, at: float | int):
+        super().__init__(worker, lambda: not passed(worker, at))
 
 
 def passed(worker: Worker, at: float | int) -> bool:

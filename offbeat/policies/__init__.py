@@ -1,0 +1,1 @@
+"""What to do about stragglers: who is one, and what follows."""

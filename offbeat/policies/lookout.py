@@ -1,0 +1,134 @@
+"""What a detector is fed with: the time that each member spends on its own work, from what members tell each
+other anyway.
+
+Under protocols on replicas everybody's wall-clock is the same. What a member did itself is its computing,
+which it knows (all its time less its waiting), and its part in the exchange, which it does not: one slow link
+makes the exchange long for all. So when the exchange has become longer, a probe asks whose link it is: the
+members send a few bytes to each other in turn, and a member is as slow as the middle one of its links.
+
+Pure, and the same on every member: all are given the same figures in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from offbeat.policies.detector import Detection, Detector, Look
+
+PROBES = 3
+"""Links of each member, in each direction, that a probe tries; one fewer than the members at most."""
+
+
+class Lookout:
+    """Gathers the figures of a window and lets the detector look at it.
+
+    `step` takes every member's figures of one exchange, `probed` what a probe has found. `wants_probe`: the
+    exchange takes longer than it did, and by whose doing is not known.
+    """
+
+    def __init__(self, settings: Detection | None = None):
+        self.detector = Detector(settings)
+        self.settings = self.detector.settings
+        self.begin()
+
+    @property
+    def stragglers(self) -> frozenset[int]:
+        return self.detector.stragglers
+
+    def begin(self) -> None:
+        """The members or the protocol are others from here on: what was gathered doesn't count."""
+        self._usual = inf  # seconds of an exchange when nobody's link was slow
+        self._suspects = True
+        self._anew()
+
+    def _anew(self) -> None:
+        self._busy: dict[int, float] = {}
+        self._exchange, self._steps = 0.0, 0
+        self._links: dict[int, float] | None = None
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether the members are to probe their links with the step that was told last."""
+        return self._suspects and self._links is None and self._steps >= self.settings.window
+
+    def step(self, figures: Mapping[int, tuple[float, float]], steps: int = 1) -> None:
+        """Every member's seconds of computing and of waiting since the last call, in which each has taken
+        `steps` steps. What the last to come waited is the exchange itself."""
+        if self._busy.keys() != figures.keys():
+            self._anew()
+            self._busy = dict.fromkeys(figures, 0.0)
+        for rank, (busy, _) in figures.items():
+            self._busy[rank] += busy
+        self._exchange += min(waited for _, waited in figures.values())
+        self._steps += steps
+        if self._steps >= self.settings.window and not self._suspects:
+            self._suspects = self._longer()
+
+    def _longer(self) -> bool:
+        """Whether the exchange has come to slow the steps down by more than the rule cares for."""
+        exchange, most = self._exchange / self._steps, max(self._busy.values()) / self._steps
+        return exchange - self._usual > (self.settings.min_slowdown - 1) * (most + self._usual)
+
+    def probed(self, links: Mapping[int, float]) -> None:
+        """Seconds that a probe took over each member's links (`own_links`)."""
+        self._links = dict(links)
+
+    def look(self, at: float) -> Look | None:
+        """What the window shows, once it is complete and probed if need be. at: seconds."""
+        if self._steps < self.settings.window or self.wants_probe:
+            return None
+        exchange = self._exchange / self._steps
+        shares = self._shares(exchange)
+        speeds = {r: 1 / max(busy / self._steps + shares[r], 1e-12) for r, busy in self._busy.items()}
+        if self._links is None or self._alike(self._links):
+            self._suspects = False
+            self._usual = (
+                exchange if self._links is not None else self._usual + 0.25 * (exchange - self._usual)
+            )
+        self._anew()
+        return self.detector.look(speeds, at)
+
+    def _shares(self, exchange: float) -> dict[int, float]:
+        """Seconds of the exchange as each member's own link would have it: the slowest link's are all of
+        them, and nobody's are fewer than usual."""
+        if self._links is None or (slowest := max(self._links.values())) <= 0:
+            return dict.fromkeys(self._busy, exchange)
+        usual = min(self._usual, exchange)
+        return {
+            rank: exchange * self._links.get(rank, 0.0) / slowest
+            if self._usual == inf
+            else max(usual, exchange * self._links.get(rank, 0.0) / slowest)
+            for rank in self._busy
+        }
+
+    def _alike(self, links: Mapping[int, float]) -> bool:
+        """Whether no link stands out: then a long exchange is nobody's doing."""
+        limit = Detector(self.settings).look({rank: 1 / max(s, 1e-9) for rank, s in links.items()})
+        return not limit.slow
+
+
+def shifts(members: int) -> range:
+    """How far around the ring of members a probe sends, one after the other."""
+    return range(1, min(PROBES, members - 1) + 1)
+
+
+def own_links(members: Sequence[int], rows: Sequence[Sequence[float]]) -> dict[int, float]:
+    """How slow each member's own link is, in seconds.
+
+    rows: [members, shifts], the seconds in which the member received what the one `shift` before it had sent.
+    A member's slowness is that of the middle one of the links that it receives over, or sends over if that is
+    more: a slow neighbour spoils one of them. Of two links the faster counts. Between two members a slow link
+    is nobody's.
+    """
+    count, found = len(members), {}
+    for index, rank in enumerate(members):
+        received = rows[index]
+        sent = [rows[(index + shift) % count][k] for k, shift in enumerate(shifts(count))]
+        found[rank] = max(_middle(received), _middle(sent))
+    return found
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median, the lower one of an even number; 0 of none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0

@@ -1,0 +1,117 @@
+"""Sync-Switch's policies for transient stragglers: what a switch from BSP does about them before its time.
+
+Both read like the paper's section on them. A worker's `stragglers` are those that the detector has flagged,
+the same on every member. After the switch nobody waits for a straggler, and nothing is done about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import partial
+
+from offbeat.policies.detector import Detection
+from offbeat.protocols import BSP, Program, Protocol, Switch
+from offbeat.worker import While, Worker, passed
+
+POLICIES = ("off", "observe", "greedy", "elastic")
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """What is done about stragglers: `--stragglers`.
+
+    policy: `"off"`; `"observe"`, which only tells; `"greedy"` and `"elastic"`, which see to it before the
+        plan's switch from BSP.
+    detection: how they are told.
+    min_members: how many BSP keeps at least under elastic; of more stragglers the lowest ranks stay.
+    """
+
+    policy: str = "off"
+    detection: Detection = field(default_factory=Detection)
+    min_members: int = 2
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"--stragglers is one of {', '.join(POLICIES)}; got {self.policy!r}")
+        least = self.min_members
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise ValueError(f"min_members is a whole number from 1; got {least!r}")
+
+    def apply(self, plan: Protocol) -> Protocol:
+        """The plan with the policy in its switch from BSP; the plan itself where there is none."""
+        if not begins_with_bsp(plan) or self.policy not in ("greedy", "elastic"):
+            return plan
+        assert isinstance(plan, Switch)
+        if not isinstance(plan.first, BSP):  # the switch from BSP is further inside
+            return dataclasses.replace(plan, first=self.apply(plan.first))
+        if self.policy == "greedy":
+            return Greedy(plan.first, plan.then, plan.at)
+        return Elastic(plan.first, plan.then, plan.at, self.min_members)
+
+
+def begins_with_bsp(plan: Protocol) -> bool:
+    """Whether the plan is BSP first and something else then."""
+    while isinstance(plan, Switch):
+        if isinstance(plan.first, BSP):
+            return True
+        plan = plan.first
+    return False
+
+
+@dataclass(frozen=True)
+class Greedy(Switch):
+    """Sync-Switch's greedy policy: it "simply switches to ASP when a straggler is detected; once the cluster
+    is free of any stragglers and the aggregate BSP training has not been satisfied, it will switch back to
+    training with BSP".
+
+    What counts for the switch's place are the units done under BSP, so a detour moves it. A second straggler
+    during a detour changes nothing.
+    """
+
+    def current(self, w: Worker) -> Protocol:
+        return (self.then if w.stragglers or w.served(self.first, self.at) else self.first).current(w)
+
+    def run(self, w: Worker) -> Program:
+        while w.running and not w.served(self.first, self.at):
+            slow = bool(w.stragglers)
+            turn = While(w, partial(self._unchanged, w, slow))
+            yield from (self.then if slow else self.first).run(turn)
+            if not self._unchanged(w, slow):  # else a checkpoint interrupts it, or the job is over
+                yield w.settle(then=self)
+        yield from self.then.run(w)
+
+    def _unchanged(self, w: Worker, slow: bool) -> bool:
+        """Whether there is no reason to switch."""
+        return bool(w.stragglers) == slow and not w.served(self.first, self.at)
+
+
+@dataclass(frozen=True)
+class Elastic(Switch):
+    """Sync-Switch's elastic policy: it "removes any detected stragglers from the current cluster so as to
+    complete the specified amount of BSP training free of stragglers. Once the designated BSP workload is
+    fulfilled, it will then restore the cluster size and train the remaining workload with ASP".
+
+    least: members that stay at least.
+    """
+
+    least: int = 2
+
+    def run(self, w: Worker) -> Program:
+        while not passed(w, self.at):
+            while w.running and not passed(w, self.at):
+                if slow := self._removable(w):
+                    yield w.exclude(slow)
+                else:
+                    turn = While(w, lambda: not self._removable(w) and not passed(w, self.at))
+                    yield from self.first.run(turn)
+            if not passed(w, self.at):  # a checkpoint interrupts it, or the job is over
+                break
+            yield w.readmit()
+            yield w.settle(then=self)
+        yield from self.then.run(w)
+
+    def _removable(self, w: Worker) -> frozenset[int]:
+        """The stragglers among the members, as many as may go."""
+        slow = sorted(w.stragglers & set(w.members))
+        return frozenset(slow[max(len(slow) - max(len(w.members) - self.least, 0), 0) :])
