@@ -14,6 +14,7 @@ from offbeat import plan
 from offbeat.cluster.spec import ON_DIVERGE
 from offbeat.cluster.state import State
 from offbeat.plan import phases
+from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 
 WIRES = {None: None, "fp32": None, "bf16": torch.bfloat16}
@@ -116,6 +117,16 @@ def on_diverge_of(mode: str) -> str:
     if asked not in ON_DIVERGE:
         raise ValueError(f"on_diverge is one of {', '.join(ON_DIVERGE)}; got {asked!r}")
     return asked
+
+
+def stragglers_of(given: str | Stragglers) -> Stragglers:
+    """What to do about stragglers; `--stragglers` comes first. Raises ValueError or TypeError."""
+    asked = os.environ.get("OFFBEAT_STRAGGLERS") or given
+    if isinstance(asked, Stragglers):
+        return asked
+    if isinstance(asked, str):
+        return Stragglers.parse(asked)
+    raise TypeError(f"stragglers is a text such as 'elastic'; got {asked!r}")
 
 
 def traps(plan: Protocol, optimizers: Sequence[Optimizer], begins: bool) -> Iterator[str]:

@@ -127,6 +127,14 @@ OnDiverge = Annotated[
         "ignore.",
     ),
 ]
+StragglersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stragglers",
+        help="What to do about slow workers: off (the default), observe, greedy or elastic, with settings as "
+        'in "elastic(min_slowdown=1.3)".',
+    ),
+]
 Virtual = Annotated[
     int | None,
     typer.Option("--virtual", help="So many virtual workers, in one process and in virtual time."),
@@ -185,6 +193,7 @@ def run(
     ] = None,
     wire: Wire = None,
     on_diverge: OnDiverge = None,
+    stragglers: StragglersOption = None,
     nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
     node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
     rdzv_endpoint: Annotated[
@@ -222,6 +231,7 @@ def run(
             seed=seed,
             wire=wire,
             on_diverge=on_diverge,
+            stragglers=None if stragglers is None else policy_text(stragglers),
             rdzv_timeout=rdzv_timeout,
             show="all" if all_output else "first",
             virtual=virtual,
@@ -260,6 +270,9 @@ def compare(
     ] = None,
     wire: Wire = None,
     on_diverge: OnDiverge = None,
+    stragglers: Annotated[
+        str, typer.Option("--stragglers", help='Policies with ";" between them, as in "off; elastic".')
+    ] = "",
     virtual: Virtual = None,
     cluster: ClusterFile = None,
     timing_only: TimingOnly = False,
@@ -283,7 +296,7 @@ def compare(
             raise ValueError(f"--repeat {repeat}: a plan is run at least once")
         if jobs < 1 or (jobs > 1 and virtual is None):
             raise ValueError(f"--jobs {jobs}: runs go side by side, 1 or more of them, if they are --virtual")
-        texts = split_plans(plans)
+        texts, policies = split_plans(plans), split_policies(stragglers)
         check_cluster(cluster, virtual)
         specs = [
             LaunchSpec(
@@ -295,12 +308,14 @@ def compare(
                 seed=seed + number,
                 wire=wire,
                 on_diverge=on_diverge,
+                stragglers=policy,
                 show=show,
                 virtual=virtual,
                 cluster=cluster,
                 timing_only=timing_only,
             )
             for text in texts
+            for policy in policies
             for number in range(repeat)
         ]
         directory = _compare_directory(script, out)
@@ -311,7 +326,7 @@ def compare(
     from offbeat.contest import Contest
 
     places = [
-        directory / (f"{1 + i // repeat}-{slug(spec.plan or '')}" + (f"-{spec.seed}" if repeat > 1 else ""))
+        directory / (f"{1 + i // repeat}-{slug(spec.label)}" + (f"-{spec.seed}" if repeat > 1 else ""))
         for i, spec in enumerate(specs)
     ]
     runs, code = Contest(specs, places, jobs, quiet).run()
@@ -365,6 +380,22 @@ def split_plans(text: str) -> list[str]:
     if not texts:
         raise ValueError(f'--plans {text!r} holds no plan; write some, such as "bsp; local"')
     return texts
+
+
+def policy_text(text: str) -> str:
+    """The canonical text of a policy for stragglers. Raises ValueError."""
+    from offbeat.policies.switches import Stragglers
+
+    return str(Stragglers.parse(text))
+
+
+def split_policies(text: str) -> list[str | None]:
+    """The policies in `"off; greedy"`; the script's own for none. Raises ValueError, as `split_plans`."""
+    found = [policy_text(part) for part in filter(None, map(str.strip, text.split(";")))]
+    for policy in found:
+        if found.count(policy) > 1:
+            raise ValueError(f"--stragglers has {policy!r} twice; every policy runs once")
+    return list(found) or [None]
 
 
 def slug(plan: str) -> str:

@@ -50,11 +50,11 @@ class Contest:
 
     def _begin(self, number: int) -> Entry | None:
         spec, place = self._specs[number], self._places[number]
-        label = f"[{number + 1}/{len(self._specs)}] {spec.plan}: "
+        label = f"[{number + 1}/{len(self._specs)}] {spec.label}: "
         try:
             return Entry(number, replace(spec, out=str(place)), label, self._quiet, self._jobs > 1)
         except LaunchError as problem:
-            self._found[number] = Run(spec.plan or "", [], str(place), str(problem))
+            self._found[number] = Run(spec.label, [], str(place), str(problem))
             return None
 
     def _over(self, entry: Entry) -> bool:
@@ -67,7 +67,7 @@ class Contest:
             records = read(place)
         except (FileNotFoundError, ValueError) as problem:
             records, error = [], error or f"it left no journal: {problem}"
-        self._found[entry.number] = Run(spec.plan or "", records, str(place), error)
+        self._found[entry.number] = Run(spec.label, records, str(place), error)
         if outcome.code >= 128:
             self._code = outcome.code
         return True

@@ -47,12 +47,16 @@ class Configuration:
         if not 0 < self.ramp <= 1:
             raise ValueError(f"ramp is a share of the progress, above 0 and at most 1; got {self.ramp!r}")
 
-    def lr_factor(self, protocol: Protocol, members: int, progress: float) -> float:
-        """What the user's learning rate is multiplied by in a step, or a push, under `protocol`."""
+    def lr_factor(self, protocol: Protocol, members: int, progress: float, excluded: int = 0) -> float:
+        """What the user's learning rate is multiplied by in a step, or a push, under `protocol`. excluded:
+        workers that BSP goes on without for a while (Elastic); a `"global"` rate is tuned for a step with
+        them."""
         if protocol.home == "shards":
-            return 1 / members if self.lr_reference == "global" else 1.0
-        if not isinstance(protocol, BSP) or self.lr_reference == "global":
+            return 1 / (members + excluded) if self.lr_reference == "global" else 1.0
+        if not isinstance(protocol, BSP):
             return 1.0
+        if self.lr_reference == "global":
+            return members / (members + excluded)
         risen = 1.0 if progress >= self.warmup else progress / self.warmup
         return 1 + (members - 1) * risen
 

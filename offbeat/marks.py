@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 CLOSE = 1e-9
 """Of a share, that may be lost where shares are summed."""
@@ -20,6 +22,20 @@ class Marks:
     def begin(self, progress: float) -> None:
         """The job begins or goes on from here: what lies before is not told."""
         self._told, self._from, self._known, self.muted = {}, progress, 0, False
+
+    def state(self) -> list[Any]:
+        """What this worker was told, for one that returns to the members."""
+        return [self._told, self._from, self._known]
+
+    def take(self, state: list[Any]) -> None:
+        """From here on as if this worker had been told what the members were."""
+        self._told, self._from, self._known = dict(state[0]), state[1], state[2]
+
+    def join(self, states: Iterable[list[Any]]) -> None:
+        """A checkpoint has stopped an asynchronous phase: what some members were told of counts for all."""
+        for told, _, _ in states:
+            for text, count in told.items():
+                self._told[text] = max(self._told.get(text, count), count)
 
     def settled(self, units: int) -> None:
         """An asynchronous phase, or a part of it, is over: marks up to the last of these units were told to

@@ -25,6 +25,7 @@ from offbeat.checks import (
     on_diverge_of,
     plan_of,
     share_of,
+    stragglers_of,
     traps,
     wire_of,
 )
@@ -36,6 +37,8 @@ from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
 from offbeat.marks import Marks
 from offbeat.plan import check as plan_check
+from offbeat.policies.detector import PERSISTENT
+from offbeat.policies.switches import Stragglers
 from offbeat.protocols import BSP, Protocol
 from offbeat.resume import restore, row, save
 from offbeat.site import here
@@ -57,6 +60,8 @@ class Synchronizer:
     wire: "bf16" sends gradients and changes of parameters in half the bytes.
     cut: how asp and ssp cut the parameters into shards: "elements" or "tensors" (`offbeat.cut`); by
         default elements for the optimizers of torch.optim that are element-wise, tensors for all others.
+    stragglers: what is done about slow workers: "off" (default), "observe", "greedy" or "elastic", with
+        settings in brackets (`offbeat.policies`). `--stragglers` overrides it.
     on_diverge: "raise" `Diverged` (default), "rollback" to the last `save` and go on with bsp (under asp and
         ssp), or "ignore", which warns. `--on-diverge` overrides it.
 
@@ -80,6 +85,7 @@ class Synchronizer:
         momentum: str = "keep",
         wire: str | None = None,
         cut: str | None = None,
+        stragglers: str | Stragglers = "off",
         on_diverge: str = "raise",
     ):
         modules = modules_of(model)
@@ -87,7 +93,8 @@ class Synchronizer:
         state = State(modules, optimizers)
         check_parts(state)
         config = Configuration(lr_reference, warmup, momentum)
-        self.plan = plan_of(os.environ.get("OFFBEAT_PLAN") or plan)
+        policy = stragglers_of(stragglers)
+        self.plan = policy.apply(plan_of(os.environ.get("OFFBEAT_PLAN") or plan))
         total, self._epochs = length_of(total, epochs)
         if total is not None:
             plan_check(self.plan, total)
@@ -125,6 +132,7 @@ class Synchronizer:
             "momentum": momentum,
             "wire": wire,
             "on_diverge": on_diverge,
+            "stragglers": str(policy),
         }
         self._telemetry = Telemetry(self.worker, self._store, mine, self.journal)
         self.worker.after_step = self._telemetry.step
@@ -133,6 +141,10 @@ class Synchronizer:
         self.worker.on_deal = self._deal_anew
         self.worker.on_late = self._mute
         self.worker.row = lambda: row(self, waits=True)
+        self.worker.more, self.worker.take_more = self._marks.state, self._marks.take
+        self.worker.join_more = self._marks.join
+        self.worker.watch.on_persistent = self._persistent
+        self._policy = policy
         self._watchman = Watchman(self, on_diverge)
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
@@ -442,6 +454,7 @@ class Synchronizer:
         here().begins(self, data=False)
         self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
+        self.worker.watch.open(self._policy)
         if job.world_size() > 1:
             for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
                 self.warn(message)
@@ -462,6 +475,10 @@ class Synchronizer:
         restore(self, path, also)
         self._marks.begin(self.progress)
         self._course.resume()
+
+    def _persistent(self, rank: int) -> None:
+        text = f"rank {rank} has been slow for more than {PERSISTENT:g} s: ask for a replacement"
+        self.warn(text, own=True)
 
     def _prepare_batch(self) -> None:
         if self._stream is not None:

@@ -10,8 +10,11 @@ from tests.contract_misuse import Misuse
 from tests.contract_parity import Parity
 from tests.contract_semantics import Semantics
 from tests.contract_shards import Shards
+from tests.contract_stragglers import StragglersContract
 from tests.contract_training import Training
 
 
-class Contract(Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards, Asynchronous):
+class Contract(
+    Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards, Asynchronous, StragglersContract
+):
     """Everything."""

@@ -18,11 +18,15 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from offbeat.site import now
+
 # A forked child (a data loader's process) has none of a group's threads: collecting one there would hang it.
 os.register_at_fork(after_in_child=gc.freeze)
 
 # Liveness is not judged by collectives: a straggler may take its time (DESIGN section 5).
 PATIENCE = timedelta(hours=12)
+PROBE = 64 << 10
+"""Bytes of a probe's message: enough to tell a slow link by, and gone at once over a fast one."""
 
 
 class PeerLost(RuntimeError):
@@ -109,6 +113,33 @@ class Epoch:
             rows[0] = row
         work = self._start("an exchange", "control", row, lambda g: g._allgather_base(rows.view(-1), row))
         return rows, work
+
+    def probe(self, shifts: Sequence[int]) -> list[list[float]]:
+        """Every member sends a message to the one `shift` places after it and takes one from the one `shift`
+        before, all at once, for each shift in turn. Collective; returns the seconds that each member waited
+        for its message, by member and shift."""
+        took = []
+        for shift in shifts:
+            self._tell(0.0)  # so that all begin together
+            took.append(self._swap(shift))
+        return [list(row) for row in zip(*(self._tell(seconds) for seconds in took), strict=True)]
+
+    def _tell(self, value: float) -> list[float]:
+        """Every member's number, once all are here."""
+        rows, work = self.gather(torch.tensor([value], dtype=torch.float64).view(torch.uint8))
+        work.wait()
+        return [float(row.view(torch.float64)) for row in rows]
+
+    def _swap(self, shift: int) -> float:
+        """One message of a probe: seconds until it is here."""
+        message, room = torch.empty(2, PROBE, dtype=torch.uint8)
+        begun = now()
+        after, before = (self.index + shift) % self.size, (self.index - shift) % self.size
+        sent = self._start("a probe", "control", message, lambda g: g.send([message], after, shift))
+        self._start("a probe", "control", room, lambda g: g.recv([room], before, shift)).wait()
+        seconds = now() - begun
+        sent.wait()
+        return seconds
 
     def check(self) -> None:
         """Raises PeerLost when a member has gone: for workers that wait for each other in other ways."""

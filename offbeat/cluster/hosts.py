@@ -128,6 +128,7 @@ class Hosts:
             "--seed": spec.seed,
             "--wire": spec.wire,
             "--on-diverge": spec.on_diverge,
+            "--stragglers": spec.stragglers,
         }
 
     def _compare(self, job: dict[str, Any]) -> None:
@@ -157,6 +158,7 @@ class Hosts:
             "seed": spec.seed,
             "wire": spec.wire,
             "on-diverge": spec.on_diverge,
+            "stragglers": spec.stragglers,
         }
         more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
         # Behind "--" every word is the script's.

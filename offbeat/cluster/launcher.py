@@ -238,6 +238,7 @@ class Launcher:
             "OFFBEAT_SEED": spec.seed,
             "OFFBEAT_WIRE": spec.wire,
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
+            "OFFBEAT_STRAGGLERS": spec.stragglers,
             "OFFBEAT_SHARDS": self._shards,
             "OFFBEAT_VIRTUAL": spec.virtual,
             "OFFBEAT_CLUSTER": spec.cluster,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -44,7 +44,7 @@ class Members:
         journal: Journal,
         on_regroup: Callable[[], None],
     ):
-        self.rank, self.world, self._store, self._on = rank, world, store, on
+        self.rank, self.world, self.store, self._on = rank, world, store, on
         self._parameters, self._journal, self._on_regroup = parameters, journal, on_regroup
         self.clock = 0
         self.live = 1  # members whose gradient is in the last mean
@@ -53,6 +53,8 @@ class Members:
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
         self._last: Exchange | None = None
         self._departed: set[int] = set()
+        self.outside: frozenset[int] = frozenset()  # excluded, until they are readmitted
+        self._readmitted = 0  # how often
         self.epoch = here().epoch(0, range(world), rank, store, on)
 
     @property
@@ -129,6 +131,52 @@ class Members:
         self.broken = reason
         self.epoch.close()
 
+    # Those who wait outside
+
+    def exclude(self, ranks: frozenset[int], reason: str) -> bool:
+        """Goes on without `ranks`, all members being at the same place. Returns whether this worker is one of
+        those: then it is to wait outside."""
+        self.catch_up()
+        self.place(self.clock, self.units)  # counted by all
+        self.outside |= ranks
+        if self.rank in ranks:
+            return True
+        staying = [rank for rank in self.epoch.members if rank not in ranks]
+        self._enter(self.epoch.number + 1, staying, reason)
+        self.live = self.epoch.size
+        return False
+
+    def readmit(self, reason: str) -> int:
+        """Calls those outside back. Returns the rank whose state and place all are to take."""
+        self.catch_up()
+        number, source = self.epoch.number + 1, self.epoch.members[0]
+        members = sorted({*self.epoch.members, *self.outside})
+        self.place(self.clock, self.units)
+        if self.rank == source:
+            call = {"epoch": number, "members": members, "source": source}
+            self.store.set(f"readmit/{self._readmitted}", json.dumps(call))
+        self._back(number, members, reason)
+        return source
+
+    def wait_outside(self, reason: str) -> int:
+        """This worker was excluded: waits until it is called back. Returns the rank whose state and place it
+        is to take."""
+        call = self._wait_for(f"readmit/{self._readmitted}")
+        self._back(call["epoch"], call["members"], reason)
+        return int(call["source"])
+
+    def _back(self, number: int, members: Sequence[int], reason: str) -> None:
+        self.outside = frozenset()
+        self._readmitted += 1
+        self._enter(number, members, reason)
+        self.live = self.epoch.size
+
+    def _wait_for(self, key: str) -> Any:
+        with contextlib.suppress(AttributeError):
+            self.store.set_timeout(PATIENCE)
+        self.store.wait([key], timedelta(seconds=PATIENCE.total_seconds()))
+        return json.loads(self.store.get(key))
+
     # The end
 
     def call_back(self) -> int | None:
@@ -139,22 +187,20 @@ class Members:
         number, source = self.epoch.number + 1, self.epoch.members[0]
         self.place(self.clock, self.units)  # counted by those who stayed
         if self.rank == source:
-            self._store.set("final", json.dumps({"epoch": number, "source": source}))
+            self.store.set("final", json.dumps({"epoch": number, "source": source}))
         self._enter(number, range(self.world), "the end: those who had left are back")
         return source
 
     def wait_for_call(self) -> int:
         """This worker has left: waits for the last epoch. Returns the rank that holds the final state."""
-        with contextlib.suppress(AttributeError):
-            self._store.set_timeout(PATIENCE)
-        self._store.wait(["final"], timedelta(seconds=PATIENCE.total_seconds()))
-        final = json.loads(self._store.get("final"))
+        final = self._wait_for("final")
+        self.outside = frozenset()
         self._enter(final["epoch"], range(self.world), "the end: those who had left are back")
         return int(final["source"])
 
     def _enter(self, number: int, members: Any, reason: str) -> None:
         self._last, self._departed = None, set()
-        self.epoch = here().epoch(number, members, self.rank, self._store, self._on)
+        self.epoch = here().epoch(number, members, self.rank, self.store, self._on)
         self._on_regroup()
         self._journal.record("members", epoch=number, members=list(self.epoch.members), reason=reason)
 

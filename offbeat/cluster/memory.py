@@ -32,7 +32,10 @@ from offbeat.twin import Settings
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 
-_HEAD = 8  # words: units dealt, alarm
+STOP = 1 << 62
+"""In a claimed unit's number: the phase was stopped before it was dealt."""
+
+_HEAD = 8  # words: units dealt, alarm, stopped
 _files: dict[str, int] = {}
 _ends: dict[str, int] = {}
 
@@ -122,7 +125,7 @@ class Memory:
 
     def begin(self, clock: int, members: Sequence[int], units: int) -> None:
         """By one process, before `load`: nothing is pushed, `units` are dealt, all members are at `clock`."""
-        self._words[:2] = units, 0
+        self._words[:3] = units, 0, 0
         self._which[:] = self._committed[:] = 0
         for shard in range(self.count):
             self.current(shard).begin(clock, members)
@@ -203,11 +206,16 @@ class Memory:
     # Units and alarms
 
     def claim(self, count: int = 1) -> int:
-        """Deals `count` units; returns the first one's number."""
+        """Deals `count` units; returns the first one's number, with STOP in it after `stop`."""
         with self._locked(self.count):
             first = int(self._words[0])
             self._words[0] = first + count
-        return first
+            return first | STOP if self._words[2] else first
+
+    def stop(self) -> None:
+        """Whoever claims a unit from here on is told that the phase is to end before it."""
+        with self._locked(self.count):
+            self._words[2] = 1
 
     @property
     def alarm(self) -> int:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from offbeat.cluster.control import Event, Word
 from offbeat.cluster.counts import Counts, summed
+from offbeat.cluster.memory import STOP
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.shards import ShardHome
 from offbeat.cluster.state import collect
@@ -66,6 +67,7 @@ class RealWorker(ReplicaWorker):
         self._here, self._cut_by = here, cut
         self.home: ShardHome | None = None
         self._tickets: deque[int] = deque()
+        self._limit = inf  # the phase was stopped: it ends before this ticket
         self._phase = 0  # how often shards were cut
         self._taken = 0  # tickets done in this phase
         self._last_unit = 0
@@ -123,6 +125,10 @@ class RealWorker(ReplicaWorker):
         return self.home.staleness if self.sharded and self.home is not None else None
 
     @property
+    def stragglers(self) -> frozenset[int]:
+        return frozenset() if self.sharded and self.units >= self._limit else super().stragglers
+
+    @property
     def running(self) -> bool:
         if not self.sharded:
             return super().running
@@ -138,7 +144,11 @@ class RealWorker(ReplicaWorker):
         """Claims units until this worker holds `count`."""
         assert self.home is not None
         while len(self._tickets) < count:
-            self._tickets.append(self.home.claim())
+            ticket = self.home.claim()
+            if ticket & STOP:
+                ticket ^= STOP
+                self._limit = min(self._limit, ticket)
+            self._tickets.append(ticket)
 
     def next_units(self, count: int) -> Sequence[int]:
         """Numbers of this worker's next units, `count` of them or as many as it knows. A large count makes
@@ -187,6 +197,18 @@ class RealWorker(ReplicaWorker):
         self._hold(1)
         self._settled = None
         self.after_step()
+        if self.watch.due(self._taken):
+            self._watch()
+
+    def _watch(self) -> None:
+        """A window of pushes is complete: tells the others, and watches over them if that is its part."""
+        assert self.home is not None
+        self.watch.tell(self._phase, self._taken, self.home.counts.wait_s)
+        if self.rank != self.home.leader:
+            return
+        calm = self.watch.look(self._phase, self.members)
+        if calm and self.stragglers:
+            self.home.stop()
 
     def _finite(self) -> bool:
         """With a GradScaler: unscales the gradients; whether all of them are finite."""
@@ -239,6 +261,9 @@ class RealWorker(ReplicaWorker):
         self._phase += 1
         self.on_deal()
         self.home.begin(self.clock, self.units)
+        self._limit = inf
+        if self.watch.settings is not None:
+            self.watch.tell(self._phase, 0, 0.0)
         self._exchange(Event.CUT).read()
         self.team.apart = True
         self.averager.release()
@@ -304,13 +329,19 @@ class RealWorker(ReplicaWorker):
             "counts": json.dumps(self.home.counts.row(self.rank)),
             "settings": self.home.settings.read(),
             "schedules": self.schedules.counts(),
+            "calm": self._limit < inf,
+            "more": self.more(),
         }
         rows = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
+        if any(row["calm"] for row in rows):
+            self.watch.forget()
         self._deal_again([ticket for row in rows for ticket in row["tickets"]])
         self._tickets.clear()
         self.on_deal()
         if over:
             self._report([row["counts"] for row in rows])
+        else:
+            self.join_more([row["more"] for row in rows])
         self._own = False
         # Each had its own unit's learning rate: all go on from the latest.
         counts = [row["schedules"] for row in rows]
@@ -351,6 +382,10 @@ class RealWorker(ReplicaWorker):
         if self.home is not None:
             self.home.counts = Counts()
 
+    def _return(self, source: int) -> None:
+        super()._return(source)
+        self.on_deal()
+
     def leave(self) -> None:
         if not self.sharded:
             super().leave()
@@ -370,7 +405,8 @@ class RealWorker(ReplicaWorker):
         with contextlib.ExitStack() as stack:
             with self.meter.waiting():
                 stack.enter_context(self.home.newest())
-            yield
+            with self.watch.aside():
+                yield
 
     def release(self) -> None:
         if self.home is not None:

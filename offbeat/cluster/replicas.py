@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from offbeat.cluster.flat import Layout, copy
 from offbeat.cluster.members import Members
 from offbeat.cluster.reducer import Reducer
 from offbeat.cluster.state import State, check, collect, receive, share, union
+from offbeat.cluster.stragglers import Watch
 from offbeat.hyper import Configuration, Schedules, applied
 from offbeat.journal import Journal
 from offbeat.meter import Meter
@@ -33,9 +34,11 @@ class Landing(Handle):
 
     def wait(self) -> None:
         if self.mean is not None and self._exchange is not None:
-            words, self._exchange = self._worker.meet(self._exchange), None
+            exchange, self._exchange = self._exchange, None
+            words = self._worker.meet(exchange)
             self.mean.wait()
             self._worker.take_scale(words)
+            self._worker.watch.exchanged(exchange, words)
             self._worker.team.regroup()
 
     def take(self) -> Mean | None:
@@ -55,6 +58,26 @@ class Settling(Handle):
         self._worker.settle_now()
         if self._then is not None:
             self._worker.enter(self._then.current(self._worker), begun, now())
+
+
+class Excluding(Handle):
+    """An exclusion; nothing happens before `wait`."""
+
+    def __init__(self, worker: ReplicaWorker, ranks: frozenset[int]):
+        self._worker, self._ranks = worker, ranks
+
+    def wait(self) -> None:
+        self._worker.exclude_now(self._ranks)
+
+
+class Readmitting(Handle):
+    """A readmission; nothing happens before `wait`."""
+
+    def __init__(self, worker: ReplicaWorker):
+        self._worker = worker
+
+    def wait(self) -> None:
+        self._worker.readmit_now()
 
 
 class Ahead(Sequence[int]):
@@ -101,6 +124,12 @@ class ReplicaWorker(Worker):
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self.redeal: dict[int, int] = {}
+        self._under: dict[str, int] = {}  # units done under each protocol, up to `_entered_at`
+        self._entered_at = 0
+        self.watch = Watch(self)
+        self.more: Callable[[], Any] = lambda: None  # what else a returning worker is to take over
+        self.take_more: Callable[[Any], None] = lambda more: None
+        self.join_more: Callable[[list[Any]], None] = lambda rows: None  # of several workers
         self._asked = now()  # when the protocol last asked whether to go on: a drain's begin
         self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
@@ -146,6 +175,16 @@ class ReplicaWorker(Worker):
     def running(self) -> bool:
         self._asked, self._drain_met = now(), 0.0
         return not self.interrupted and self.units < self.whole()
+
+    @property
+    def stragglers(self) -> frozenset[int]:
+        return self.watch.stragglers
+
+    def served(self, protocol: Protocol, at: float | int) -> bool:
+        units = self._under.get(str(protocol), 0)
+        if protocol == self.protocol:
+            units += self.units - self._entered_at
+        return units >= at if isinstance(at, int) else units / self.whole() >= at
 
     def whole(self) -> int:
         """The job's length in units. Raises RuntimeError while it is not known."""
@@ -194,7 +233,7 @@ class ReplicaWorker(Worker):
         progress = self.progress
         since_bsp = None if self._bsp_left is None else progress - self._bsp_left
         return (
-            self.config.lr_factor(self.protocol, members, progress),
+            self.config.lr_factor(self.protocol, members, progress, len(self.team.outside)),
             self.config.momentum_factor(self.protocol, members, since_bsp),
         )
 
@@ -228,6 +267,12 @@ class ReplicaWorker(Worker):
     def settle(self, then: Protocol | None = None) -> Handle:
         return Settling(self, then)
 
+    def exclude(self, ranks: frozenset[int]) -> Handle:
+        return Excluding(self, ranks)
+
+    def readmit(self) -> Handle:
+        return Readmitting(self)
+
     # Units
 
     def unit_of(self, number: int) -> int:
@@ -254,7 +299,8 @@ class ReplicaWorker(Worker):
     def _exchange(self, event: Event, **fields: int) -> Exchange:
         # Reading a scale waits for the device: a reduction can do without, its members share one already.
         scale, growth = (0.0, 0) if event == Event.REDUCE else _scale(self.scaler)
-        return self.team.exchange(event, scale=scale, growth=growth, **fields)
+        own = self.watch.own_time() if event in (Event.REDUCE, Event.AVERAGE) else {}
+        return self.team.exchange(event, scale=scale, growth=growth, **fields, **own)
 
     def meet(self, exchange: Exchange) -> list[Word]:
         """The words, once all members are there."""
@@ -264,7 +310,8 @@ class ReplicaWorker(Worker):
         return words
 
     def _reducing(self, unused: int) -> Exchange:
-        return self._exchange(Event.REDUCE, unused=unused)
+        self._reduction = self._exchange(Event.REDUCE, unused=unused)
+        return self._reduction
 
     def _regrouped(self) -> None:
         """The members have changed, perhaps between two backwards of one step."""
@@ -280,6 +327,7 @@ class ReplicaWorker(Worker):
             with self.meter.waiting():
                 self.reducer.finish()
                 self.team.catch_up()
+                self.watch.exchanged(self._reduction, self._reduction.read(), probe=True)
 
     def backward_failed(self) -> None:
         """It raised. If some of its gradient has left, the members' buckets don't match any more."""
@@ -338,6 +386,8 @@ class ReplicaWorker(Worker):
     def enter(self, protocol: Protocol, begun: float | None = None, settled: float | None = None) -> None:
         """`protocol` takes charge; with times, it is a switch whose cost is journalled."""
         before, self.protocol = self.protocol, protocol
+        self._under, self._entered_at = self._units_under(before), self.units
+        self.watch.begin()
         if isinstance(protocol, BSP):
             self._bsp_left = None
         elif isinstance(before, BSP) and begun is not None:
@@ -368,6 +418,9 @@ class ReplicaWorker(Worker):
         while not self.team.alone:
             epoch, exchange = self.epoch, self._exchange(Event.LEAVE, **self._standing())
             staying = exchange.staying()
+            if not staying and self.team.outside:  # those who wait there may have data left
+                self.readmit_now()
+                continue
             if not staying:  # everybody leaves: this is the end
                 break
             event = staying[0].event
@@ -390,8 +443,33 @@ class ReplicaWorker(Worker):
         self.settle_now()
         self.finish()
 
+    # Excluded members
+
+    def exclude_now(self, ranks: frozenset[int]) -> None:
+        """The members go on without `ranks`; one of those returns when it was called back."""
+        names = _names(ranks)
+        if self.team.exclude(ranks, f"without {names}, which {'is' if len(ranks) == 1 else 'are'} slow"):
+            self._return(self.team.wait_outside(f"back among the members: {names}"))
+        else:
+            self.watch.begin()
+
+    def readmit_now(self) -> None:
+        """Whoever was excluded is called back and takes the members' state."""
+        if self.team.outside:
+            names = _names(self.team.outside)
+            self.settle_now()
+            self._return(self.team.readmit(f"back among the members: {names}"))
+
+    def _return(self, source: int) -> None:
+        """All members of an epoch into which some return take the source's state and place."""
+        self._take_over(source)
+        self.take_more(json.loads(share(self.epoch, json.dumps(self.more()), source)))
+        self._settled = (self.clock, self.epoch.number)
+        self.watch.forget()
+
     def finish(self) -> None:
-        """The job's end, for those who stayed: whoever left earlier gets the final state."""
+        """The job's end, for those who stayed: whoever was excluded or left earlier gets the final state."""
+        self.readmit_now()
         source = self.team.call_back()
         if source is not None:
             self._take_over(source)
@@ -413,7 +491,7 @@ class ReplicaWorker(Worker):
             return
         with self.meter.waiting():
             words = self._exchange(Event.CONSENSUS, **self._standing()).read()
-        with self._consensus_with(words):
+        with self._consensus_with(words), self.watch.aside():
             yield
 
     @contextlib.contextmanager
@@ -435,12 +513,18 @@ class ReplicaWorker(Worker):
         finally:
             copy(tensors, layout.views(kept))
 
+    def _units_under(self, protocol: Protocol) -> dict[str, int]:
+        """The units done under each, with those since `protocol` took charge."""
+        text, since = str(protocol), self.units - self._entered_at
+        return {**self._under, text: self._under.get(text, 0) + since}
+
     def position(self) -> dict[str, Any]:
         """Where the job is; after a settle the same on every member."""
         return {
             "clock": self.clock,
             "units": self.units,
             "bsp_left": self._bsp_left,
+            "under": self._units_under(self.protocol),
             "redeal": [list(pair) for pair in self.redeal.items()],
         }
 
@@ -448,6 +532,7 @@ class ReplicaWorker(Worker):
         self.team.place(position["clock"], position["units"])
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
         self.redeal = dict(position.get("redeal", []))
+        self._under, self._entered_at = dict(position.get("under", {})), self.units
 
     def summary(self) -> dict[str, Any]:
         """This worker's figures so far, for the journal's `workers` record."""
@@ -469,6 +554,10 @@ class ReplicaWorker(Worker):
                     f"workers must build the same model and optimizer: rank 0 has {here}; rank {rank} has "
                     f"{there}"
                 )
+
+
+def _names(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _scale(scaler: Any) -> tuple[float, int]:

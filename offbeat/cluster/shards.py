@@ -236,8 +236,17 @@ class ShardHome:
             self._asked = True
             self.dealer.claim(1)
 
+    @property
+    def leader(self) -> int:
+        """The member that watches over a phase: one on the host that deals the units."""
+        return next(rank for rank in self.ranks[0] if rank in self._team.members)
+
+    def stop(self) -> None:
+        """The phase is to end with the units that are dealt. By its leader."""
+        self.memory.stop()
+
     def claim(self) -> int:
-        """The next unit's number."""
+        """The next unit's number, with STOP in it if the phase was stopped."""
         if self.dealer is None:
             return self.memory.claim()
         self.ask()

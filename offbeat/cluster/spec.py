@@ -30,7 +30,8 @@ class LaunchSpec:
     `workers` is the number of processes on this host; hosts may differ. `endpoint` is "host:port" of node
     0's store, needed with several hosts. `plan`, `total` (units), `seed` and `wire` override the script's
     and must be the same on all hosts; so must `on_diverge`, what follows when training diverges: an error
-    ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore").
+    ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore"); and
+    `stragglers`, what is done about slow workers (`offbeat.policies`).
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
     `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
@@ -51,6 +52,7 @@ class LaunchSpec:
     seed: int | None = None
     wire: str | None = None
     on_diverge: str | None = None
+    stragglers: str | None = None
     rdzv_timeout: float = 300.0
     host_timeout: float = 30.0
     grace: float = 5.0
@@ -100,6 +102,11 @@ class LaunchSpec:
     def prefixed(self) -> bool:
         """Whether the workers' lines need their rank before them (virtual workers' have it)."""
         return self.show == "all" and self.virtual is None
+
+    @property
+    def label(self) -> str:
+        """What tells a run apart from those that it is compared with."""
+        return (self.plan or "") + (f" [{self.stragglers}]" if self.stragglers else "")
 
     def _check_virtual(self) -> None:
         if self.virtual is None:

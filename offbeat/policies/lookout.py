@@ -12,6 +12,7 @@ Pure, and the same on every member: all are given the same figures in the same o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from offbeat.policies.detector import Detection, Detector, Look
@@ -39,7 +40,7 @@ class Lookout:
     def begin(self) -> None:
         """The members or the protocol are others from here on: what was gathered doesn't count."""
         self._usual = inf  # seconds of an exchange when nobody's link was slow
-        self._suspects = True
+        self._suspects = self._probes = True
         self._anew()
 
     def _anew(self) -> None:
@@ -50,11 +51,14 @@ class Lookout:
     @property
     def wants_probe(self) -> bool:
         """Whether the members are to probe their links with the step that was told last."""
-        return self._suspects and self._links is None and self._steps >= self.settings.window
+        full = self._steps >= self.settings.window
+        return full and self._suspects and self._probes and self._links is None
 
-    def step(self, figures: Mapping[int, tuple[float, float]], steps: int = 1) -> None:
+    def step(self, figures: Mapping[int, tuple[float, float]], steps: int = 1, probes: bool = True) -> None:
         """Every member's seconds of computing and of waiting since the last call, in which each has taken
-        `steps` steps. What the last to come waited is the exchange itself."""
+        `steps` steps. What the last to come waited is the exchange itself. probes: whether the members can
+        probe their links now."""
+        self._probes = probes
         if self._busy.keys() != figures.keys():
             self._anew()
             self._busy = dict.fromkeys(figures, 0.0)
@@ -83,9 +87,8 @@ class Lookout:
         speeds = {r: 1 / max(busy / self._steps + shares[r], 1e-12) for r, busy in self._busy.items()}
         if self._links is None or self._alike(self._links):
             self._suspects = False
-            self._usual = (
-                exchange if self._links is not None else self._usual + 0.25 * (exchange - self._usual)
-            )
+            known = self._links is None and self._usual < inf
+            self._usual = self._usual + 0.25 * (exchange - self._usual) if known else exchange
         self._anew()
         return self.detector.look(speeds, at)
 
@@ -103,9 +106,36 @@ class Lookout:
         }
 
     def _alike(self, links: Mapping[int, float]) -> bool:
-        """Whether no link stands out: then a long exchange is nobody's doing."""
-        limit = Detector(self.settings).look({rank: 1 / max(s, 1e-9) for rank, s in links.items()})
-        return not limit.slow
+        """Whether no link stands out: then a long exchange is nobody's doing. Told by the robust rule always,
+        as by the paper's some link nearly always does."""
+        robust = Detector(replace(self.settings, rule="robust"))
+        return not robust.look({rank: 1 / max(s, 1e-9) for rank, s in links.items()}).slow
+
+
+class Pace:
+    """Speeds on shards, where members tell how far they have come every `window` pushes, each when it is
+    there."""
+
+    def __init__(self, window: int):
+        self._window = window
+        self._last: dict[int, tuple[int, float, float]] = {}  # pushes, own seconds, when that was news
+        self._speeds: dict[int, float] = {}
+
+    def speeds(self, figures: Mapping[int, tuple[int, float]], at: float) -> dict[int, float] | None:
+        """Units per second of own time of each member, from its pushes and seconds of own time so far; None
+        the first time. Of a member without news it is known that the next window isn't over yet. at: seconds
+        of the reader's clock."""
+        first = not self._last
+        for rank, (pushes, seconds) in figures.items():
+            before, own, since = self._last.get(rank, (0, 0.0, at))
+            if rank not in self._last or pushes > before:
+                if rank in self._last:
+                    self._speeds[rank] = (pushes - before) / max(seconds - own, 1e-9)
+                self._last[rank] = pushes, seconds, at
+            else:
+                bound = self._window / max(at - since, 1e-9)
+                self._speeds[rank] = min(self._speeds.get(rank, bound), bound)
+        return None if first else {rank: self._speeds[rank] for rank in figures if rank in self._speeds}
 
 
 def shifts(members: int) -> range:

@@ -6,15 +6,29 @@ the same on every member. After the switch nobody waits for a straggler, and not
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from offbeat.policies.detector import Detection
 from offbeat.protocols import BSP, Program, Protocol, Switch
 from offbeat.worker import While, Worker, passed
 
 POLICIES = ("off", "observe", "greedy", "elastic")
+
+_TEXT = re.compile(r"(?P<policy>\w+)\s*(?:\((?P<settings>[^()]*)\))?")
+_LIKE = '"elastic(min_slowdown=1.3,count=5)"'
+_KINDS: dict[type, str] = {str: "a word", int: "a whole number", float: "a number"}
+_SETTINGS: dict[str, type] = {
+    "rule": str,
+    "window": int,
+    "count": int,
+    "min_slowdown": float,
+    "spread": float,
+    "recovery": float,
+    "min_members": int,
+}
 
 
 @dataclass(frozen=True)
@@ -38,13 +52,47 @@ class Stragglers:
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
             raise ValueError(f"min_members is a whole number from 1; got {least!r}")
 
+    @classmethod
+    def parse(cls, text: str) -> Stragglers:
+        """What a text such as `elastic` or `greedy(rule=paper,count=5)` means.
+
+        Raises ValueError, which names the part that cannot be meant and what would be valid."""
+        found = _TEXT.fullmatch(text.strip())
+        if not found:
+            raise ValueError(
+                f"--stragglers {text!r}: write {' | '.join(POLICIES)}, with settings as in {_LIKE}"
+            )
+        given: dict[str, dict[str, Any]] = {"here": {}, "detection": {}}
+        for part in filter(None, map(str.strip, (found["settings"] or "").split(","))):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or name not in _SETTINGS:
+                raise ValueError(
+                    f"--stragglers {text!r}: {part!r} is no setting; valid are {', '.join(_SETTINGS)}"
+                )
+            kind = _SETTINGS[name]
+            try:
+                given["here" if name == "min_members" else "detection"][name] = kind(value)
+            except ValueError:
+                raise ValueError(f"--stragglers {text!r}: {name} is {_KINDS[kind]}; got {value!r}") from None
+        return cls(found["policy"], Detection(**given["detection"]), **given["here"])
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}={getattr(own, name)}"
+            for own, default in ((self.detection, Detection()), (self, Stragglers()))
+            for name in _SETTINGS
+            if hasattr(default, name) and getattr(own, name) != getattr(default, name)
+        ]
+        return self.policy + (f"({','.join(parts)})" if parts else "")
+
     def apply(self, plan: Protocol) -> Protocol:
         """The plan with the policy in its switch from BSP; the plan itself where there is none."""
         if not begins_with_bsp(plan) or self.policy not in ("greedy", "elastic"):
             return plan
         assert isinstance(plan, Switch)
-        if not isinstance(plan.first, BSP):  # the switch from BSP is further inside
-            return dataclasses.replace(plan, first=self.apply(plan.first))
+        if isinstance(first := plan.first, Switch):  # nested to the right instead, so that BSP comes first
+            return self.apply(Switch(first.first, Switch(first.then, plan.then, plan.at), first.at))
+        assert isinstance(plan.first, BSP)
         if self.policy == "greedy":
             return Greedy(plan.first, plan.then, plan.at)
         return Elastic(plan.first, plan.then, plan.at, self.min_members)

@@ -107,6 +107,15 @@ class Costs:
         """Seconds until all have everybody's `size` bytes."""
         return self._collective("gather", size, members, at)
 
+    def message(self, size: float, sender: int, receiver: int, at: float) -> float:
+        """Seconds of one message between two workers, with nothing else on the way."""
+        here, there = self.host_of[sender], self.host_of[receiver]
+        rate, latency = self._inside
+        if here != there:
+            (rate, latency), (other_rate, other_latency) = self._nics[here], self._nics[there]
+            rate, latency = min(rate, other_rate), (latency + other_latency) / 2
+        return latency + size / rate + self.delay(sender, at)
+
     def _collective(self, kind: str, size: float, members: Sequence[int], at: float) -> float:
         # A tuple doesn't change: the same one needs no second look.
         if members is not self._members or type(members) is not tuple:

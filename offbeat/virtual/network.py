@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from offbeat.cluster.epoch import Epoch, PeerLost, Work
+from offbeat.cluster.epoch import PROBE, Epoch, PeerLost, Work
 
 if TYPE_CHECKING:
     from offbeat.virtual.engine import Engine, VirtualSite
@@ -189,6 +189,12 @@ class VirtualEpoch(Epoch):
         self.site.launch(one, passed)
         return VirtualWork(self, one, name)
 
+    def _swap(self, shift: int) -> float:
+        sender = self.members[(self.index - shift) % self.size]
+        seconds = self.site.engine.costs.message(PROBE, sender, self.rank, self.site.now())
+        self.site.sleep_until(self.site.now() + seconds)
+        return seconds
+
     def check(self) -> None:
         if self.room.closed:
             raise PeerLost(f"a worker went away (members {list(self.members)})")
@@ -227,6 +233,9 @@ class VirtualStore:
 
     def wait(self, keys: Sequence[str], timeout: object = None) -> None:
         self._engine.current().wait_for(lambda: self.check(keys), lambda: f"for {', '.join(keys)}")
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
 
     def set_timeout(self, timeout: object) -> None:
         return
