@@ -115,13 +115,13 @@ class Epoch:
         return rows, work
 
     def probe(self, shifts: Sequence[int]) -> list[list[float]]:
-        """Every member sends a message to the one `shift` places after it and takes one from the one `shift`
-        before, all at once, for each shift in turn. Collective; returns the seconds that each member waited
-        for its message, by member and shift."""
+        """Every member sends a message to the one `shift` places after it, which sends it back, all at once,
+        for each shift in turn. Collective; returns the seconds from sending to having it back, by member and
+        shift."""
         took = []
         for shift in shifts:
             self._tell(0.0)  # so that all begin together
-            took.append(self._swap(shift))
+            took.append(self._echo(shift))
         return [list(row) for row in zip(*(self._tell(seconds) for seconds in took), strict=True)]
 
     def _tell(self, value: float) -> list[float]:
@@ -130,15 +130,26 @@ class Epoch:
         work.wait()
         return [float(row.view(torch.float64)) for row in rows]
 
-    def _swap(self, shift: int) -> float:
-        """One message of a probe: seconds until it is here."""
-        message, room = torch.empty(2, PROBE, dtype=torch.uint8)
-        begun = now()
+    def _echo(self, shift: int) -> float:
+        """This member's part of a probe: seconds until its message is back."""
+        mine, others, back = torch.empty(3, PROBE, dtype=torch.uint8)
         after, before = (self.index + shift) % self.size, (self.index - shift) % self.size
-        sent = self._start("a probe", "control", message, lambda g: g.send([message], after, shift))
-        self._start("a probe", "control", room, lambda g: g.recv([room], before, shift)).wait()
+        there, again = 2 * shift, 2 * shift + 1  # tags
+
+        def send(tensor: torch.Tensor, to: int, tag: int) -> Work:
+            return self._start("a probe", "control", tensor, lambda g: g.send([tensor], to, tag))
+
+        def take(tensor: torch.Tensor, source: int, tag: int) -> Work:
+            return self._start("a probe", "control", tensor, lambda g: g.recv([tensor], source, tag))
+
+        begun = now()
+        sent = [send(mine, after, there)]
+        take(others, before, there).wait()
+        sent.append(send(others, before, again))
+        take(back, after, again).wait()
         seconds = now() - begun
-        sent.wait()
+        for work in sent:
+            work.wait()
         return seconds
 
     def check(self) -> None:

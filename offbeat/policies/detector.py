@@ -7,7 +7,7 @@ is the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean, median, pstdev
@@ -100,6 +100,8 @@ class Detector:
         cleared: list[int] = []
         for rank in [rank for rank in self._rows if rank not in speeds]:
             del self._rows[rank]
+            if rank not in self.stragglers:
+                self._since.pop(rank, None)
         for rank, speed in sorted(speeds.items()):
             is_one = rank in self.stragglers
             against = speed >= recovered if is_one else rank in slow
@@ -115,7 +117,7 @@ class Detector:
         for rank in cleared:
             self._since.pop(rank, None)
             self._told.discard(rank)
-        persistent = self._persistent(at)
+        persistent = self._persistent(at, speeds)
         return Look(dict(speeds), limit, slow, tuple(flagged), tuple(cleared), self.stragglers, persistent)
 
     def forget(self, rank: int) -> None:
@@ -140,7 +142,8 @@ class Detector:
         limit = min(middle / settings.min_slowdown, middle - settings.spread * noise)
         return limit, limit + settings.recovery * (middle - limit)
 
-    def _persistent(self, at: float) -> tuple[int, ...]:
-        found = [r for r in sorted(self.stragglers - self._told) if at - self._since.get(r, at) > PERSISTENT]
+    def _persistent(self, at: float, here: Collection[int]) -> tuple[int, ...]:
+        news = sorted((self.stragglers & set(here)) - self._told)
+        found = [rank for rank in news if at - self._since.get(rank, at) > PERSISTENT]
         self._told.update(found)
         return tuple(found)

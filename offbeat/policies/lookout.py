@@ -4,7 +4,7 @@ other anyway.
 Under protocols on replicas everybody's wall-clock is the same. What a member did itself is its computing,
 which it knows (all its time less its waiting), and its part in the exchange, which it does not: one slow link
 makes the exchange long for all. So when the exchange has become longer, a probe asks whose link it is: the
-members send a few bytes to each other in turn, and a member is as slow as the middle one of its links.
+members exchange messages in pairs, and a member's link is as slow as its fastest message.
 
 Pure, and the same on every member: all are given the same figures in the same order.
 """
@@ -18,7 +18,11 @@ from math import inf
 from offbeat.policies.detector import Detection, Detector, Look
 
 PROBES = 3
-"""Links of each member, in each direction, that a probe tries; one fewer than the members at most."""
+"""Members that each member sends to in a probe; one fewer than the members at most."""
+STANDS_OUT = 2.0
+"""How many times slower than others a link must be to be somebody's doing: single messages are noisy."""
+AFTER = 50
+"""Windows after which the links are probed in any case: an exchange may become longer little by little."""
 
 
 class Lookout:
@@ -41,6 +45,7 @@ class Lookout:
         """The members or the protocol are others from here on: what was gathered doesn't count."""
         self._usual = inf  # seconds of an exchange when nobody's link was slow
         self._suspects = self._probes = True
+        self._since_probe = 0  # windows
         self._anew()
 
     def _anew(self) -> None:
@@ -67,7 +72,7 @@ class Lookout:
         self._exchange += min(waited for _, waited in figures.values())
         self._steps += steps
         if self._steps >= self.settings.window and not self._suspects:
-            self._suspects = self._longer()
+            self._suspects = self._longer() or self._since_probe >= AFTER
 
     def _longer(self) -> bool:
         """Whether the exchange has come to slow the steps down by more than the rule cares for."""
@@ -85,7 +90,8 @@ class Lookout:
         exchange = self._exchange / self._steps
         shares = self._shares(exchange)
         speeds = {r: 1 / max(busy / self._steps + shares[r], 1e-12) for r, busy in self._busy.items()}
-        if self._links is None or self._alike(self._links):
+        self._since_probe = 0 if self._links is not None else self._since_probe + 1
+        if not self._slow_links():
             self._suspects = False
             known = self._links is None and self._usual < inf
             self._usual = self._usual + 0.25 * (exchange - self._usual) if known else exchange
@@ -94,22 +100,22 @@ class Lookout:
 
     def _shares(self, exchange: float) -> dict[int, float]:
         """Seconds of the exchange as each member's own link would have it: the slowest link's are all of
-        them, and nobody's are fewer than usual."""
-        if self._links is None or (slowest := max(self._links.values())) <= 0:
-            return dict.fromkeys(self._busy, exchange)
-        usual = min(self._usual, exchange)
-        return {
-            rank: exchange * self._links.get(rank, 0.0) / slowest
-            if self._usual == inf
-            else max(usual, exchange * self._links.get(rank, 0.0) / slowest)
-            for rank in self._busy
-        }
+        them, those of a link that doesn't stand out are the usual."""
+        shares = dict.fromkeys(self._busy, exchange)
+        if self._links is None or not (slow := self._slow_links()):
+            return shares
+        slowest = max(self._links.values())
+        for rank in shares:
+            share = exchange * self._links.get(rank, 0.0) / slowest
+            usual = share if self._usual == inf else min(self._usual, exchange)
+            shares[rank] = max(usual, share) if rank in slow else usual
+        return shares
 
-    def _alike(self, links: Mapping[int, float]) -> bool:
-        """Whether no link stands out: then a long exchange is nobody's doing. Told by the robust rule always,
-        as by the paper's some link nearly always does."""
-        robust = Detector(replace(self.settings, rule="robust"))
-        return not robust.look({rank: 1 / max(s, 1e-9) for rank, s in links.items()}).slow
+    def _slow_links(self) -> frozenset[int]:
+        """Whose links stand out, of those that were probed. Where nobody's does, a long exchange is nobody's
+        doing. By the robust rule always: by the paper's some link nearly always does."""
+        robust = Detector(replace(self.settings, rule="robust", min_slowdown=STANDS_OUT))
+        return robust.look({rank: 1 / max(s, 1e-9) for rank, s in (self._links or {}).items()}).slow
 
 
 class Pace:
@@ -146,19 +152,13 @@ def shifts(members: int) -> range:
 def own_links(members: Sequence[int], rows: Sequence[Sequence[float]]) -> dict[int, float]:
     """How slow each member's own link is, in seconds.
 
-    rows: [members, shifts], the seconds in which the member received what the one `shift` before it had sent.
-    A member's slowness is that of the middle one of the links that it receives over, or sends over if that is
-    more: a slow neighbour spoils one of them. Of two links the faster counts. Between two members a slow link
-    is nobody's.
+    rows: [members, shifts], the seconds in which a message went from the member to the one `shift` after it,
+    and back. A member's slowness is that of the fastest message that it sent or sent back: a slow link, in
+    either direction, spoils all of them, and another's slow link those with it. Between two members a slow
+    link is nobody's.
     """
     count, found = len(members), {}
     for index, rank in enumerate(members):
-        received = rows[index]
-        sent = [rows[(index + shift) % count][k] for k, shift in enumerate(shifts(count))]
-        found[rank] = max(_middle(received), _middle(sent))
+        back = [rows[(index - shift) % count][k] for k, shift in enumerate(shifts(count))]
+        found[rank] = min([*rows[index], *back], default=0.0)
     return found
-
-
-def _middle(values: Sequence[float]) -> float:
-    """The median, the lower one of an even number; 0 of none."""
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0

@@ -189,10 +189,14 @@ class VirtualEpoch(Epoch):
         self.site.launch(one, passed)
         return VirtualWork(self, one, name)
 
-    def _swap(self, shift: int) -> float:
-        sender = self.members[(self.index - shift) % self.size]
-        seconds = self.site.engine.costs.message(PROBE, sender, self.rank, self.site.now())
-        self.site.sleep_until(self.site.now() + seconds)
+    def _echo(self, shift: int) -> float:
+        other, costs, begun = (
+            self.members[(self.index + shift) % self.size],
+            self.site.engine.costs,
+            self.site.now(),
+        )
+        seconds = sum(costs.message(PROBE, *way, begun) for way in ((self.rank, other), (other, self.rank)))
+        self.site.sleep_until(begun + seconds)
         return seconds
 
     def check(self) -> None:
