@@ -504,8 +504,8 @@ def test_exchanges_of_several_steps() -> None:
 def echoed(
     members: int, sends: Mapping[int, float] | None = None, receives: Mapping[int, float] | None = None
 ) -> list[list[float]]:
-    """Seconds in which each member had back what it had sent to the one `shift` after it: 0.2 ms, up to half of
-    that for chance, and what the sending and the receiving of the two add."""
+    """Seconds in which each member had back what it had sent to the one `shift` after it: 0.2 ms, up to half
+    of that for chance, and what the sending and the receiving of the two add."""
     sends, receives, chance = sends or {}, receives or {}, np.random.RandomState(members)
     return [
         [
