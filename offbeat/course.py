@@ -33,6 +33,8 @@ class Course:
         if self.worker.paused is not None:
             done = self.worker.units >= self.worker.whole()
             self.worker.resume(not done and self.plan.current(self.worker) == self.worker.paused)
+        with self.worker.meter.waiting():
+            self.worker.admit()
         if not self.worker.running:
             self._end()
             return
@@ -55,12 +57,18 @@ class Course:
             return
         with self.worker.meter.waiting():
             self.worker.settle_now()
-        if self.worker.running:  # somebody had left, and less is done than those who stayed reckoned with
+            self.worker.admit()
+        if self.worker.running:  # somebody came, or had left and less is done than was reckoned with
             self.resume()
             return
         with self.worker.meter.waiting():
             self.worker.finish()
         self._end()
+
+    def recovered(self) -> None:
+        """Members have died: goes on with those that are left, all holding the same."""
+        self._program, self.worker.interrupted = None, False
+        self.resume()
 
     def stop(self) -> None:
         """Interrupts the plan; what is in flight lands."""

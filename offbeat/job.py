@@ -28,7 +28,8 @@ class Job:
     """One worker's place in its job. `store` is connected on first use.
 
     node: number of its host; shards: path of the memory for shards that the host's launcher holds, if any;
-    meeting: address and port where the job meets.
+    meeting: address and port where the job meets; minimum: members with which the job still goes on when
+    others have died (None: with all or none); attempt: how often this rank's process was started again.
     """
 
     rank: int
@@ -43,6 +44,8 @@ class Job:
     node: int = 0
     shards: str | None = None
     meeting: tuple[str, int] = ("127.0.0.1", 1)
+    minimum: int | None = None
+    attempt: int = 0
     _store: Any = None
 
     @property
@@ -141,6 +144,8 @@ def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         node=_number("GROUP_RANK", rank // max(_number("LOCAL_WORLD_SIZE", 1), 1)),
         shards=env.get("OFFBEAT_SHARDS"),
         meeting=(env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1)),
+        minimum=_number("OFFBEAT_MIN", 1) if "OFFBEAT_MIN" in env else None,
+        attempt=_number("TORCHELASTIC_RESTART_COUNT", 0) if "OFFBEAT_MIN" in env else 0,
     )
 
 

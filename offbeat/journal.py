@@ -21,6 +21,9 @@ members     epoch, members (ranks), reason
 evaluation  units, progress, values: what the script gave to `sync.log`
 diverged    rank, clock, units, loss, staleness (null where nothing was pushed), reason
 rollback    units (where it diverged), path, to_units, reason: on from a checkpoint, with BSP
+straggler   rank, action (flagged or cleared), protocol, units, rule, limit, speeds (by rank, units per second
+            of a worker's own time): what the detector has decided, and why
+recovery    units, again (units that are dealt again), ms, epoch: members have died, the others went on
 checkpoint  action (saved or restored), path, units, ms
 warning     message
 error       rank, message
@@ -43,24 +46,37 @@ Record = dict[str, Any]
 
 
 class Journal:
-    """Appends records to `path`; with `path=None` it forgets them (every rank but 0).
+    """Appends records to `path`; with `path=None`, or while it is not to be kept, it forgets them (the first
+    member keeps it).
 
     `record` only puts the record on a list; a thread writes what has gathered every `interval`
     seconds, so that a training step never waits for a disk. A disk that fails is reported once, as a
     warning on stderr, and the run goes on.
     """
 
-    def __init__(self, path: Path | None, started: float | None = None, interval: float = 0.25):
-        self.path, self.started = path, here().unix() if started is None else started
+    def __init__(
+        self, path: Path | None, started: float | None = None, interval: float = 0.25, kept: bool = True
+    ):
+        self.started = here().unix() if started is None else started
+        self._path = path
+        self.path: Path | None = None  # where it is written now
         self._interval, self._lock, self._file = interval, threading.Lock(), threading.Lock()
         self._waiting: list[Record] = []
         self._closed = threading.Event()
         self._failed = False
         self._flushed = time.monotonic()
         self._thread: threading.Thread | None = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not here().virtual:
+        self.keep(kept)
+
+    def keep(self, kept: bool) -> None:
+        """From here on records are written, or forgotten."""
+        if not kept:
+            self.flush()
+            self.path = None
+        elif self._path is not None and self.path is None:
+            self.path = self._path
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not here().virtual and self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._write, name="offbeat-journal", daemon=True)
                 self._thread.start()
 

@@ -59,11 +59,20 @@ class Site:
 
         return PrefixStore(name, store)
 
-    def epoch(self, number: int, members: Sequence[int], rank: int, store: Any, on: torch.device) -> Epoch:
-        """Joins the members of one stretch of a job. Collective."""
-        from offbeat.cluster.epoch import Epoch
+    def epoch(
+        self,
+        number: int,
+        members: Sequence[int],
+        rank: int,
+        store: Any,
+        on: torch.device,
+        lossy: bool = False,
+    ) -> Epoch:
+        """Joins the members of one stretch of a job. Collective. lossy: one of them may die meanwhile, which
+        is found out in a bounded time."""
+        from offbeat.cluster.epoch import FORMING, PATIENCE, Epoch
 
-        return Epoch(number, members, rank, store, on)
+        return Epoch(number, members, rank, store, on, FORMING if lossy else PATIENCE)
 
     def wait_until(self, ready: Callable[[], bool], check: Callable[[], None]) -> float:
         """Waits for what others write into shared memory; `check` is called now and then and may raise.

@@ -29,7 +29,9 @@ from offbeat.checks import (
     traps,
     wire_of,
 )
+from offbeat.cluster.epoch import PeerLost
 from offbeat.cluster.real import RealWorker
+from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import State
 from offbeat.course import Course
 from offbeat.cut import way_of
@@ -45,6 +47,13 @@ from offbeat.site import here
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
 from offbeat.watchman import Watchman
+
+LAST = "last.pt"
+"""In the run's directory: the checkpoint that is made when too few workers are left."""
+
+
+class BelowMinimum(RuntimeError):
+    """Fewer workers are left than `--min`; the job's state was saved."""
 
 
 class Synchronizer:
@@ -104,9 +113,13 @@ class Synchronizer:
 
         mine = job.current()
         here().admit(state)
-        keeps = mine.rank == 0 and mine.out is not None
-        self.journal = Journal(mine.out / "journal.jsonl" if keeps and mine.out else None, mine.started)
+        path = None if mine.out is None else mine.out / "journal.jsonl"
+        self.journal = Journal(path, mine.started, kept=mine.rank == 0 and not mine.attempt)
         self._store = _own_store(mine.store)
+        roll = None
+        if mine.minimum is not None and mine.world_size > 1:
+            roll = Roll(self._store, mine.store, mine.rank, mine.attempt, mine.world_size)
+        self._minimum, self._void = mine.minimum or 1, False
         self.worker = RealWorker(
             mine.rank,
             mine.world_size,
@@ -119,6 +132,7 @@ class Synchronizer:
             self.journal,
             here=mine,
             cut=cut,
+            roll=roll,
         )
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
@@ -139,7 +153,7 @@ class Synchronizer:
         self.worker.on_ticket = self._prepare_batch
         self.worker.on_commit = self._marks.settled
         self.worker.on_deal = self._deal_anew
-        self.worker.on_late = self._mute
+        self.worker.on_late = self.worker.on_admission = self._mute
         self.worker.row = lambda: row(self, waits=True)
         self.worker.more, self.worker.take_more = self._marks.state, self._marks.take
         self.worker.join_more = self._marks.join
@@ -149,8 +163,14 @@ class Synchronizer:
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
         exits.watch(self)
+        arrived = self.worker.team.arrived is not None
+        if arrived:
+            self.worker.join_at(self.plan)
+            total = self.worker.total or total
         if total is not None:
             self._begin(total)
+        if arrived:
+            self._marks.take(self.worker.arrived_more)
 
     # Facts
 
@@ -238,6 +258,12 @@ class Synchronizer:
 
         Raises RuntimeError without a gradient, inside `consensus`, or when the job is over.
         """
+        if self._void:  # its round was dropped with a member that died, and its unit is dealt again
+            self._void = False
+            self._steps += 1
+            self.worker.clear_gradients()
+            here().stepped()
+            return
         if self.done:
             raise RuntimeError(
                 f"the job is over: {self.units} of {self.total} units are done; a loop over "
@@ -258,7 +284,7 @@ class Synchronizer:
             self._watchman.look(self._telemetry)
             self.worker.stepping = True
             try:
-                self._course.advance()
+                self._mending(self._course.advance)
             finally:
                 self.worker.stepping = False
                 here().stepped()
@@ -292,7 +318,9 @@ class Synchronizer:
         if self.done or self._inside_consensus:
             yield
             return
-        with self.worker.consensus():
+        with contextlib.ExitStack() as stack:
+            # After a loss all hold the same: that is the consensus.
+            self._mending(lambda: stack.enter_context(self.worker.consensus()))
             self._inside_consensus = True
             try:
                 yield
@@ -350,14 +378,18 @@ class Synchronizer:
                 "sync.save() between backward() and sync.step() would lose the gradient: save after"
             )
         with self._watchman:
-            self._course.drain()
-            try:
-                save(self, Path(path), also or {})
-            except (OSError, CheckpointError):
-                self._course.resume()
-                raise
-            self._watchman.saved(Path(path), also or {})
+            if self._mending(lambda: self._save(Path(path), also or {})):
+                self.warn(f"a worker died during sync.save: {path} may be missing")
+
+    def _save(self, path: Path, also: Mapping[str, checkpoint.Stateful]) -> None:
+        self._course.drain()
+        try:
+            save(self, path, also)
+        except (OSError, CheckpointError):
             self._course.resume()
+            raise
+        self._watchman.saved(path, also)
+        self._course.resume()
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
@@ -425,7 +457,7 @@ class Synchronizer:
         """No more data on this worker: see `close`."""
         while not self.done:
             with self._watchman:  # going back to a checkpoint it would begin anew
-                self._course.leave()
+                self._mending(self._course.leave)
 
     def sum_units(self, own: int) -> int:
         """The sum of every worker's units."""
@@ -480,6 +512,33 @@ class Synchronizer:
         text = f"rank {rank} has been slow for more than {PERSISTENT:g} s: ask for a replacement"
         self.warn(text, own=True)
 
+    def _mending(self, action: Callable[[], object]) -> bool:
+        """Does `action`; when a member dies meanwhile, the others go on without it from where they all stand.
+        Returns whether that has happened."""
+        try:
+            action()
+            return False
+        except PeerLost:
+            if self.worker.team.roll is None or self.worker.sharded:
+                raise
+        while True:
+            with contextlib.suppress(PeerLost), self.worker.meter.waiting():
+                self.worker.recover()
+                self._enough_left()
+                self._deal_anew()
+                self._course.recovered()
+                return True
+
+    def _enough_left(self) -> None:
+        left = self.worker.members
+        if len(left) >= self._minimum:
+            return
+        where = ""
+        if (out := job.current().out) is not None:
+            save(self, out / LAST, {})
+            where = f": its state is in {out / LAST}, for sync.restore(...)"
+        raise BelowMinimum(f"{len(left)} workers are left, fewer than --min {self._minimum}{where}")
+
     def _prepare_batch(self) -> None:
         if self._stream is not None:
             self._stream.prepare()
@@ -490,7 +549,8 @@ class Synchronizer:
 
     def _mute(self) -> None:
         """A worker came to the phase's end outside of step(), in save() or at the beginning: where it stands
-        it won't ask before its next step, so nobody is told before theirs of what falls due here."""
+        it won't ask before its next step, so nobody is told before theirs of what falls due here. Likewise
+        where newcomers have come, who ask first after their first step."""
         self._marks.muted = True
 
     def _check_step(self) -> None:
@@ -523,7 +583,10 @@ class Synchronizer:
         exits.relax(self)
         self.worker.reducer.remove()
         self.worker.release()
-        self._telemetry.end()
+        with contextlib.suppress(*([PeerLost] if self.worker.team.roll else [])):
+            self._telemetry.end()
+        if self.worker.team.roll is not None:
+            self.worker.team.roll.over()
 
     def fail(self, error: BaseException) -> None:
         """The script has failed: the others learn of it at once, and nothing more is waited for."""
@@ -538,7 +601,7 @@ class Synchronizer:
         self._telemetry.backward(roots)
         if not self.worker.reducer.hold:
             here().computed()
-        self.worker.backward_returned()
+        self._void = self._mending(self.worker.backward_returned) or self._void
 
     def backward_failed(self) -> None:
         self.worker.backward_failed()

@@ -46,6 +46,8 @@ class Telemetry:
     def begin(self, **settings: Any) -> None:
         """Writes the run's first records: what it is, and what its start cost."""
         job, worker = self._job, self._worker
+        if worker.team.arrived is not None:
+            return
         self._journal.record(
             "run",
             started=job.started,
@@ -128,13 +130,15 @@ class Telemetry:
 
     def _gather_once(self) -> None:
         own = self._worker.summary()
-        if self._store is not None and self._worker.rank != 0:
+        if self._store is not None:
             self._store.set(f"summary/{self._worker.rank}", json.dumps(own))
         if self._journal.path is None or not own["units"]:
             return
-        rows = [own]
-        for rank in range(1, self._job.world_size):
-            if self._store.check([f"summary/{rank}"]):
+        rows = []
+        for rank in range(self._job.world_size):
+            if rank == self._worker.rank:
+                rows.append(own)
+            elif self._store.check([f"summary/{rank}"]):
                 rows.append(json.loads(self._store.get(f"summary/{rank}")))
         self._journal.record("workers", workers=rows)
 

@@ -67,9 +67,10 @@ class RealEngine:
         env: Mapping[str, str] | None = None,
         timeout: float = PATIENCE,
         hosts: Sequence[int] | None = None,
+        **more: Any,
     ) -> list[Any]:
         """Every rank's value; raises the RemoteError that came first, or Hang."""
-        found = self.outcomes(workers, function, *args, env=env, timeout=timeout, hosts=hosts)
+        found = self.outcomes(workers, function, *args, env=env, timeout=timeout, hosts=hosts, **more)
         errors = [one for one in found if isinstance(one, RemoteError | Died)]
         for one in sorted(errors, key=lambda one: isinstance(one, RemoteError) and one.type == "PeerLost"):
             raise one if isinstance(one, RemoteError) else AssertionError(f"{one}\n{self.log(one.rank)}")
@@ -83,8 +84,10 @@ class RealEngine:
         env: Mapping[str, str] | None = None,
         timeout: float = PATIENCE,
         hosts: Sequence[int] | None = None,
+        minimum: int | None = None,
     ) -> list[Any]:
-        """Every rank's value, or its RemoteError, or Died. hosts: on which of several hosts each rank is."""
+        """Every rank's value, or its RemoteError, or Died. hosts: on which of several hosts each rank is.
+        minimum: as many workers may go on alone; one that is killed is started again."""
         from torch.distributed import TCPStore
 
         self._runs += 1
@@ -94,8 +97,10 @@ class RealEngine:
             "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
         )
         job = pickle.dumps((function, args))
-        processes, pipes = [], []
-        for rank in range(workers):
+        processes: list[Any] = [None] * workers
+        pipes: list[Any] = [None] * workers
+
+        def start(rank: int, attempt: int) -> None:
             mine, theirs = context.Pipe()
             place = {
                 "RANK": str(rank),
@@ -108,23 +113,43 @@ class RealEngine:
                 "OMP_NUM_THREADS": "1",
                 "OFFBEAT_OUT": str(self.out),
                 "GROUP_RANK": str(hosts[rank] if hosts else 0),
+                **({} if minimum is None else {"OFFBEAT_MIN": str(minimum)}),
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
                 **(env or {}),
             }
             log = self.out / f"rank{rank}.log"
             process = context.Process(target=_work, args=(theirs, rank, job, place, str(log)), daemon=True)
             process.start()
             theirs.close()
-            processes.append(process)
-            pipes.append(mine)
+            processes[rank], pipes[rank] = process, mine
+
+        attempts = [0] * workers
+
+        def restart(rank: int) -> bool:
+            """What a launcher does."""
+            if minimum is None:
+                return False
+            store.set(f"offbeat/dead/{rank}/{attempts[rank]}", "1")
+            attempts[rank] += 1
+            start(rank, attempts[rank])
+            return True
+
+        for rank in range(workers):
+            start(rank, 0)
         try:
-            return self._gather(processes, pipes, timeout)
+            return self._gather(processes, pipes, timeout, restart)
         finally:
             for process in processes:
                 process.join(0.0 if process.exitcode is None and not process.is_alive() else 5.0)
                 _kill(process)
-            del store
 
-    def _gather(self, processes: list[Any], pipes: list[Any], timeout: float) -> list[Any]:
+    def _gather(
+        self,
+        processes: list[Any],
+        pipes: list[Any],
+        timeout: float,
+        restart: Callable[[int], bool] = lambda rank: False,
+    ) -> list[Any]:
         found: dict[int, Any] = {}
         deadline = time.monotonic() + timeout
         while len(found) < len(pipes):
@@ -138,7 +163,9 @@ class RealEngine:
                     found[rank] = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     processes[rank].join(5)
-                    found[rank] = Died(rank, processes[rank].exitcode)
+                    code = processes[rank].exitcode
+                    if not (code and restart(rank)):
+                        found[rank] = Died(rank, code)
         return [found[rank] for rank in range(len(pipes))]
 
     def _stuck(self, processes: list[Any], ranks: list[int], found: dict[int, Any], timeout: float) -> str:
@@ -187,6 +214,8 @@ def _work(pipe: Any, rank: int, job: bytes, place: Mapping[str, str], log: str) 
         outcome = function(*args)
     except BaseException as error:
         outcome = RemoteError(rank, type(error).__name__, str(error), traceback.format_exc())
+        if isinstance(error, SystemExit) and not error.code:
+            outcome = Died(rank, 0)
         sys.excepthook(type(error), error, error.__traceback__)
     try:
         atexit._run_exitfuncs()

@@ -56,6 +56,9 @@ class Event(IntEnum):
 COMMITS = (Event.REDUCE, Event.AVERAGE, Event.SETTLE, Event.IDLE)
 """Events after which a leaving worker's last step is in the members' state: it may go then."""
 
+NEWS = 1 << 32
+"""In a packed word's event: a newcomer waits."""
+
 _FIELDS = struct.Struct("<qqqqdqq")
 
 
@@ -66,7 +69,7 @@ class Word:
     units: mini-batches it has done since the members last agreed; clock: its steps; scale, growth: its
     GradScaler's (0 without one); mark: a check value that has to be the same on all (what it checks
     depends on the event); flag: the event's own; unused: bit i is set when its parameter i has no
-    gradient.
+    gradient; news: a newcomer waits to be let in.
     """
 
     event: Event
@@ -77,6 +80,7 @@ class Word:
     growth: int = 0
     flag: int = 0
     unused: int = 0
+    news: bool = False
 
     @property
     def leaving(self) -> bool:
@@ -88,14 +92,16 @@ class Word:
         return self.event in (Event.LEAVE, Event.IDLE)
 
     def to_bytes(self, parameters: int) -> bytes:
-        fields = (self.event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
+        event = self.event | NEWS if self.news else self.event
+        fields = (event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
         return _FIELDS.pack(*fields) + self.unused.to_bytes((parameters + 7) // 8, "little")
 
     @classmethod
     def from_bytes(cls, row: bytes) -> Word:
         event, clock, units, mark, scale, growth, flag = _FIELDS.unpack_from(row)
         unused = int.from_bytes(row[_FIELDS.size :], "little")
-        return cls(Event(event), clock, units, mark, scale, growth, flag, unused)
+        news, event = bool(event & NEWS), event & ~NEWS
+        return cls(Event(event), clock, units, mark, scale, growth, flag, unused, news)
 
 
 class Exchange:

@@ -25,6 +25,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 # Liveness is not judged by collectives: a straggler may take its time (DESIGN section 5).
 PATIENCE = timedelta(hours=12)
+FORMING = timedelta(seconds=20)
+"""For the members to connect where one may have died meanwhile."""
 PROBE = 64 << 10
 """Bytes of a probe's message: enough to tell a slow link by, and gone at once over a fast one."""
 
@@ -61,7 +63,15 @@ class Epoch:
     CUDA device, else gloo). An epoch of one member has no groups: its collectives are done at once.
     """
 
-    def __init__(self, number: int, members: Sequence[int], rank: int, store: Store | None, on: torch.device):
+    def __init__(
+        self,
+        number: int,
+        members: Sequence[int],
+        rank: int,
+        store: Store | None,
+        on: torch.device,
+        forming: timedelta = PATIENCE,
+    ):
         self.number, self.members, self.rank = number, tuple(members), rank
         self.index, self.size = self.members.index(rank), len(self.members)
         self._groups: dict[str, Any] = {}
@@ -75,7 +85,10 @@ class Epoch:
         for name in ("control", "gradients", "averages"):
             place = PrefixStore(f"epoch{number}/{name}", store)
             where = torch.device("cpu") if name == "control" else on
-            self._groups[name] = _group(place, self.index, self.size, where)
+            try:
+                self._groups[name] = _group(place, self.index, self.size, where, forming)
+            except RuntimeError as error:
+                raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
         self._sockets = _sockets() - before
 
     def _of(self, group: str, tensor: torch.Tensor) -> Any:
@@ -189,14 +202,17 @@ def _closed(fd: int, inode: int) -> bool:
         return True
 
 
-def _group(store: Store, index: int, size: int, device: torch.device) -> Any:
+def _group(store: Store, index: int, size: int, device: torch.device, forming: timedelta) -> Any:
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 
         options = ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         return ProcessGroupNCCL(store, index, size, options)
-    return ProcessGroupGloo(store, index, size, PATIENCE)
+    group = ProcessGroupGloo(store, index, size, forming)
+    if forming != PATIENCE:
+        group._set_default_timeout(PATIENCE)
+    return group
 
 
 def _sockets() -> set[tuple[int, int]]:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
-from offbeat.cluster.epoch import PATIENCE
-from offbeat.cluster.state import collect
+from offbeat.cluster.epoch import PATIENCE, PeerLost
+from offbeat.cluster.roll import Roll
+from offbeat.cluster.state import collect, share
 from offbeat.journal import Journal
 from offbeat.site import here
 
@@ -32,6 +33,7 @@ class Members:
     on: where the groups for gradients and averages work (a CUDA device means NCCL).
     parameters: how many parameters a word tells of.
     on_regroup: called after every change of `epoch`.
+    roll: how to go on when a member has died, and to let newcomers in; None: neither.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Members:
         parameters: int,
         journal: Journal,
         on_regroup: Callable[[], None],
+        roll: Roll | None = None,
     ):
         self.rank, self.world, self.store, self._on = rank, world, store, on
+        self.roll = roll
         self._parameters, self._journal, self._on_regroup = parameters, journal, on_regroup
         self.clock = 0
         self.live = 1  # members whose gradient is in the last mean
@@ -55,7 +59,13 @@ class Members:
         self._departed: set[int] = set()
         self.outside: frozenset[int] = frozenset()  # excluded, until they are readmitted
         self._readmitted = 0  # how often
-        self.epoch = here().epoch(0, range(world), rank, store, on)
+        self.knocking = False  # newcomers are to be let in, as soon as all members hold the same
+        self.grown = False  # newcomers have come since somebody cared
+        self.arrived: int | None = None  # this worker is a newcomer: whose state and place it is to take
+        if roll is None or not roll.attempt:
+            self.epoch = here().epoch(0, range(world), rank, store, on, roll is not None)
+        else:
+            self._arrive(roll)
 
     @property
     def units(self) -> int:
@@ -91,12 +101,14 @@ class Members:
         if self.broken is not None:
             raise RuntimeError(self.broken)
         self.catch_up()
-        word = Word(event, self.clock, self.clock - self._since, **fields)
+        news = self.roll is not None and self.rank == self.epoch.members[0] and self.roll.news()
+        word = Word(event, self.clock, self.clock - self._since, news=news, **fields)
         self._last = Exchange(self.epoch, word, self._parameters, self._heard, self.apart)
         return self._last
 
     def _heard(self, exchange: Exchange) -> None:
         words, staying, event = exchange.read(), exchange.staying(), exchange.event()
+        self.knocking = self.knocking or any(word.news for word in words)
         if event == Event.REDUCE:
             self.live = len(staying)
         elif event in (*COMMITS, Event.LEAVE):
@@ -122,8 +134,7 @@ class Members:
         staying = [r for r in self.epoch.members if r not in self._departed]
         left, self._departed = sorted(self._departed), set()
         # What is still under way in the old epoch holds on to its groups until it lands.
-        names = f"{'ranks' if len(left) > 1 else 'rank'} {', '.join(map(str, left))}"
-        self._enter(self.epoch.number + 1, staying, f"{names} ran out of data")
+        self._enter(self.epoch.number + 1, staying, f"{_names(left)} ran out of data")
         self.live = min(self.live, self.epoch.size)
 
     def break_up(self, reason: str) -> None:
@@ -177,6 +188,60 @@ class Members:
         self.store.wait([key], timedelta(seconds=PATIENCE.total_seconds()))
         return json.loads(self.store.get(key))
 
+    # Those who die, and those who come
+
+    def standing(self) -> dict[str, Any]:
+        """Where this worker is, for the other survivors."""
+        return {"rank": self.rank, "clock": self.clock, "agreed": self._agreed, "since": self._since}
+
+    def regroup_without_the_dead(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A member has gone: the survivors go on in a new epoch. Returns what each has said of itself, in
+        their order. row: what this one says."""
+        assert self.roll is not None
+        number, members = self.epoch.number, self.epoch.members
+        while True:
+            self.epoch.close()
+            decision = self.roll.call(number, members, {**self.standing(), **row})
+            number, before, members = decision["epoch"], members, decision["members"]
+            lost = sorted(set(before) - set(members))
+            try:
+                self._enter(number, members, f"{_names(lost)} died" if lost else "the connection broke", True)
+            except PeerLost:
+                continue
+            self.live = self.epoch.size
+            return list(decision["rows"])
+
+    def let_in(self) -> dict[int, int]:
+        """Lets in who has knocked, all members holding the same. Returns the newcomers with their attempts;
+        all take the first member's state and place afterwards."""
+        assert self.roll is not None
+        self.knocking = False
+        roll, source = self.roll, self.epoch.members[0]
+        mine = roll.newcomers(self.world) if self.rank == source else {}
+        found = {
+            int(rank): attempt
+            for rank, attempt in json.loads(share(self.epoch, json.dumps(mine), source)).items()
+        }
+        if not found:
+            return {}
+        self.place(self.clock, self.units)
+        number, members = self.epoch.number + 1, sorted({*self.epoch.members, *found})
+        roll.attempts.update(found)
+        self.grown = True
+        if self.rank == source:
+            where = {"epoch": number, "members": members, "source": source}
+            roll.admit(sorted(found), {**where, "attempts": roll.attempts})
+        self._enter(number, members, f"{_names(sorted(found))} came", True)
+        self.live = self.epoch.size
+        return found
+
+    def _arrive(self, roll: Roll) -> None:
+        where = roll.knock()
+        roll.attempts = {int(rank): attempt for rank, attempt in where["attempts"].items()}
+        self.arrived = int(where["source"])
+        self.epoch = here().epoch(where["epoch"], where["members"], self.rank, self.store, self._on, True)
+        self.live = self.epoch.size
+
     # The end
 
     def call_back(self) -> int | None:
@@ -198,9 +263,10 @@ class Members:
         self._enter(final["epoch"], range(self.world), "the end: those who had left are back")
         return int(final["source"])
 
-    def _enter(self, number: int, members: Any, reason: str) -> None:
+    def _enter(self, number: int, members: Any, reason: str, lossy: bool = False) -> None:
         self._last, self._departed = None, set()
-        self.epoch = here().epoch(number, members, self.rank, self.store, self._on)
+        lossy = lossy or self.roll is not None
+        self.epoch = here().epoch(number, members, self.rank, self.store, self._on, lossy)
         self._on_regroup()
         self._journal.record("members", epoch=number, members=list(self.epoch.members), reason=reason)
 
@@ -214,3 +280,7 @@ class Members:
         """Every member's text, in their order; `event` names what is going on."""
         self.exchange(event).read()
         return collect(self.epoch, text)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

@@ -32,10 +32,10 @@ from offbeat.twin import Settings
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 
-STOP = 1 << 62
-"""In a claimed unit's number: the phase was stopped before it was dealt."""
+CALM, KNOCK = 1 << 62, 1 << 61
+"""In a claimed unit's number: the last straggler has become fast again; a newcomer has knocked."""
 
-_HEAD = 8  # words: units dealt, alarm, stopped
+_HEAD = 8  # words: units dealt, alarm, what comes with the numbers from now on
 _files: dict[str, int] = {}
 _ends: dict[str, int] = {}
 
@@ -206,16 +206,16 @@ class Memory:
     # Units and alarms
 
     def claim(self, count: int = 1) -> int:
-        """Deals `count` units; returns the first one's number, with STOP in it after `stop`."""
+        """Deals `count` units; returns the first one's number, with what `stop` was told in it."""
         with self._locked(self.count):
             first = int(self._words[0])
             self._words[0] = first + count
-            return first | STOP if self._words[2] else first
+            return first | int(self._words[2])
 
-    def stop(self) -> None:
-        """Whoever claims a unit from here on is told that the phase is to end before it."""
+    def stop(self, reason: int) -> None:
+        """Whoever claims a unit from here on is told CALM or KNOCK."""
         with self._locked(self.count):
-            self._words[2] = 1
+            self._words[2] |= reason
 
     @property
     def alarm(self) -> int:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from offbeat.cluster.control import Event, Word
 from offbeat.cluster.counts import Counts, summed
-from offbeat.cluster.memory import STOP
+from offbeat.cluster.memory import CALM, KNOCK
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.shards import ShardHome
 from offbeat.cluster.state import collect
@@ -67,7 +67,8 @@ class RealWorker(ReplicaWorker):
         self._here, self._cut_by = here, cut
         self.home: ShardHome | None = None
         self._tickets: deque[int] = deque()
-        self._limit = inf  # the phase was stopped: it ends before this ticket
+        self._limit = inf  # from this ticket on nobody is a straggler any more
+        self._halt = inf  # before this ticket the phase halts, to let newcomers in
         self._phase = 0  # how often shards were cut
         self._taken = 0  # tickets done in this phase
         self._last_unit = 0
@@ -82,21 +83,37 @@ class RealWorker(ReplicaWorker):
         self.shards_ms: float | None = None  # what making room for shards cost
         super().__init__(*args, **more)
 
+    def join_at(self, plan: Protocol) -> None:
+        """A newcomer is where the members are: in the same protocol of the plan."""
+        here = [protocol for protocol, _ in phases(plan) if str(protocol) == self.place_protocol]
+        self.protocol, self._entered = here[0] if here else plan, True
+
     def prepare(self, plan: Protocol) -> None:
         """Collective, before the first step: makes room for shards if the plan has a use for them."""
-        if self.home is None and not self.team.alone and any(p.home == "shards" for p, _ in phases(plan)):
+        if (
+            self.team.arrived is None
+            and not self.team.alone
+            and any(p.home == "shards" for p, _ in phases(plan))
+        ):
             begun = now()
-            self.home = ShardHome(
-                self.team,
-                self.state,
-                self._here.node,
-                self._here.shards,
-                self._here.meeting,
-                self._cut_by,
-                self._wire is not None,
-                self.check,
-            )
+            self._open_home()
             self.shards_ms = (now() - begun) * 1e3
+
+    def _open_home(self) -> None:
+        """Collective: makes room for the shards of the members' hosts."""
+        if self.home is not None:
+            self.home.close()
+        self.team.grown = False
+        self.home = ShardHome(
+            self.team,
+            self.state,
+            self._here.node,
+            self._here.shards,
+            self._here.meeting,
+            self._cut_by,
+            self._wire is not None,
+            self.check,
+        )
 
     @property
     def sharded(self) -> bool:
@@ -136,6 +153,9 @@ class RealWorker(ReplicaWorker):
         if self.interrupted:
             return False
         self._hold(1)
+        if self.units >= self._halt:
+            self.team.knocking = True
+            return False
         return self.units < self.whole()
 
     # Units
@@ -145,10 +165,10 @@ class RealWorker(ReplicaWorker):
         assert self.home is not None
         while len(self._tickets) < count:
             ticket = self.home.claim()
-            if ticket & STOP:
-                ticket ^= STOP
-                self._limit = min(self._limit, ticket)
-            self._tickets.append(ticket)
+            number = ticket & ~(CALM | KNOCK)
+            self._limit = min(self._limit, number if ticket & CALM else inf)
+            self._halt = min(self._halt, number if ticket & KNOCK else inf)
+            self._tickets.append(number)
 
     def next_units(self, count: int) -> Sequence[int]:
         """Numbers of this worker's next units, `count` of them or as many as it knows. A large count makes
@@ -199,6 +219,9 @@ class RealWorker(ReplicaWorker):
         self.after_step()
         if self.watch.due(self._taken):
             self._watch()
+        roll = self.team.roll
+        if roll is not None and self._halt == inf and self.rank == self.home.leader and roll.news():
+            self.home.stop(KNOCK)
 
     def _watch(self) -> None:
         """A window of pushes is complete: tells the others, and watches over them if that is its part."""
@@ -208,7 +231,7 @@ class RealWorker(ReplicaWorker):
             return
         calm = self.watch.look(self._phase, self.members)
         if calm and self.stragglers:
-            self.home.stop()
+            self.home.stop(CALM)
 
     def _finite(self) -> bool:
         """With a GradScaler: unscales the gradients; whether all of them are finite."""
@@ -255,13 +278,15 @@ class RealWorker(ReplicaWorker):
         self._cut()
 
     def _cut(self) -> None:
+        if self.team.grown or self.home is None:
+            self._open_home()
         assert self.home is not None
         self._tickets.clear()
         self._taken, self._last_unit = 0, self.units
         self._phase += 1
         self.on_deal()
         self.home.begin(self.clock, self.units)
-        self._limit = inf
+        self._limit = self._halt = inf
         if self.watch.settings is not None:
             self.watch.tell(self._phase, 0, 0.0)
         self._exchange(Event.CUT).read()

@@ -11,10 +11,11 @@ import torch
 
 from offbeat.cluster.average import Averager, Mean
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
-from offbeat.cluster.epoch import Epoch
+from offbeat.cluster.epoch import Epoch, PeerLost
 from offbeat.cluster.flat import Layout, copy
 from offbeat.cluster.members import Members
 from offbeat.cluster.reducer import Reducer
+from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import State, check, collect, receive, share, union
 from offbeat.cluster.stragglers import Watch
 from offbeat.hyper import Configuration, Schedules, applied
@@ -109,6 +110,7 @@ class ReplicaWorker(Worker):
         config: Configuration,
         wire: torch.dtype | None,
         journal: Journal,
+        roll: Roll | None = None,
     ):
         self.state, self.config, self.journal = state, config, journal
         self._wire, self.device = wire, device
@@ -118,6 +120,7 @@ class ReplicaWorker(Worker):
         self.scaler: Any = None
         self.protocol: Protocol = BSP()
         self._entered = False
+        self.place_protocol: str | None = None  # of the job, when this worker came to it
         self.after_step: Callable[[], None] = lambda: None
         self._mean = False
         self._own = False  # whether the members' parameters may differ
@@ -128,17 +131,24 @@ class ReplicaWorker(Worker):
         self._entered_at = 0
         self.watch = Watch(self)
         self.more: Callable[[], Any] = lambda: None  # what else a returning worker is to take over
-        self.take_more: Callable[[Any], None] = lambda more: None
+        self.on_admission: Callable[[], None] = lambda: None
+        self.arrived_more: Any = None
+        self.take_more: Callable[[Any], None] = lambda more: setattr(self, "arrived_more", more)
         self.join_more: Callable[[list[Any]], None] = lambda rows: None  # of several workers
         self._asked = now()  # when the protocol last asked whether to go on: a drain's begin
         self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
         self.averager = Averager(state.averaged, wire)
+        self.broadcast_ms = 0.0
         begun = now()
         on = device if backend == "nccl" else torch.device("cpu")
-        self.team = Members(rank, world, store, on, len(state.parameters), journal, self._regrouped)
+        self._torn = False  # a state was only half received
+        self.team = Members(rank, world, store, on, len(state.parameters), journal, self._regrouped, roll)
         self.rendezvous_ms = (now() - begun) * 1e3
         self._landing = Landing(self)
+        if self.team.arrived is not None:
+            self._arrive(self.team.arrived)
+            return
         self._same_model()
         begun = now()
         if world > 1:
@@ -174,7 +184,9 @@ class ReplicaWorker(Worker):
     @property
     def running(self) -> bool:
         self._asked, self._drain_met = now(), 0.0
-        return not self.interrupted and self.units < self.whole()
+        if self.team.alone and self.team.roll is not None and self.team.roll.news():
+            self.team.knocking = True
+        return not self.interrupted and not self.team.knocking and self.units < self.whole()
 
     @property
     def stragglers(self) -> frozenset[int]:
@@ -315,6 +327,7 @@ class ReplicaWorker(Worker):
 
     def _regrouped(self) -> None:
         """The members have changed, perhaps between two backwards of one step."""
+        self.journal.keep(self.rank == self.members[0])
         if self.reducer.armed:
             if self.team.alone:
                 self.reducer.disarm()
@@ -340,9 +353,12 @@ class ReplicaWorker(Worker):
     def take_scale(self, words: Sequence[Word]) -> None:
         """Members go on with the smallest GradScaler scale among them, or one rank's step would be
         silently wrong (DESIGN 4.6)."""
+        self._take_least_scale([(word.scale, word.growth) for word in words])
+
+    def _take_least_scale(self, found: Sequence[Sequence[float]]) -> None:
         if self.scaler is None or not self.scaler.is_enabled():
             return
-        least = min([_scale(self.scaler), *((w.scale, w.growth) for w in words if w.scale > 0)])
+        least = min([_scale(self.scaler), *((scale, growth) for scale, growth in found if scale > 0)])
         if least != _scale(self.scaler):
             self.scaler.load_state_dict(
                 {**self.scaler.state_dict(), "scale": least[0], "_growth_tracker": least[1]}
@@ -449,6 +465,7 @@ class ReplicaWorker(Worker):
         """The members go on without `ranks`; one of those returns when it was called back."""
         names = _names(ranks)
         if self.team.exclude(ranks, f"without {names}, which {'is' if len(ranks) == 1 else 'are'} slow"):
+            self.journal.keep(False)
             self._return(self.team.wait_outside(f"back among the members: {names}"))
         else:
             self.watch.begin()
@@ -461,11 +478,124 @@ class ReplicaWorker(Worker):
             self._return(self.team.readmit(f"back among the members: {names}"))
 
     def _return(self, source: int) -> None:
-        """All members of an epoch into which some return take the source's state and place."""
+        """All members of an epoch into which some come or return take the source's state and place."""
+        self._torn = self._torn or self.rank != source
         self._take_over(source)
-        self.take_more(json.loads(share(self.epoch, json.dumps(self.more()), source)))
+        self._torn = False
+        self._take_rest(source)
         self._settled = (self.clock, self.epoch.number)
         self.watch.forget()
+
+    def _take_rest(self, source: int) -> None:
+        """What else belongs to the job's place."""
+        mine = {
+            "total": self.total,
+            "protocol": str(self.protocol),
+            "started": self.journal.started,
+            "more": self.more(),
+        }
+        rest = json.loads(share(self.epoch, json.dumps(mine), source))
+        self.place_protocol, self.journal.started = rest["protocol"], rest["started"]
+        self.total = self.total if rest["total"] is None else rest["total"]
+        self.take_more(rest["more"])
+
+    # Members that die, and members that come
+
+    def _arrive(self, source: int) -> None:
+        """A newcomer's first act is to receive."""
+        begun = now()
+        self._torn = True
+        self.journal.keep(self.rank == self.members[0])
+        try:
+            self._return(source)
+        except PeerLost:
+            self.recover()
+        self.broadcast_ms = (now() - begun) * 1e3
+
+    def admit(self) -> None:
+        """Lets in who has knocked, all members holding the same."""
+        while self.team.knocking:
+            source = self.epoch.members[0]
+            if self.team.let_in():
+                self._return(source)
+                self.on_admission()
+
+    def recover(self) -> None:
+        """A member has gone: the survivors go on without it, all from the same state and place (DESIGN 4.10).
+
+        Of those who have learned of the latest agreement, all agree again by a mean if their parameters may
+        differ; who has not learned of it takes over what they hold. Units that are in no state that is left
+        are dealt again.
+
+        Raises RuntimeError when no survivor holds a whole state."""
+        while True:
+            begun = now()
+            self.reducer.disarm()
+            self.averager.release()
+            self._landing = Landing(self)
+            members = self.members
+            about = {
+                "own": self._own,
+                "torn": self._torn,
+                "mark": self.state.mark(),
+                "scale": _scale(self.scaler),
+                "more": self.more(),
+            }
+            rows = self.team.regroup_without_the_dead(about)
+            self.team.knocking = False  # who has heard of it and who has not: it will be told again
+            try:
+                again = self._reconcile(rows, members)
+            except PeerLost:
+                continue
+            self.watch.begin()
+            self.journal.record(
+                "recovery",
+                units=self.units,
+                again=again,
+                ms=round((now() - begun) * 1e3, 3),
+                epoch=self.epoch.number,
+            )
+            return
+
+    def _reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+        """The survivors of `before` come to the same state and place. Returns how many units are dealt
+        again."""
+        whole = [row for row in rows if not row["torn"]]
+        if not whole:
+            raise RuntimeError("no worker is left that holds the job's state: go on from a checkpoint")
+        since = max(row["since"] for row in whole)
+        latest = [row for row in whole if row["since"] == since]
+        if len(latest) < len(rows):
+            latest = [max(latest, key=lambda row: (row["clock"], -row["rank"]))]
+        source = latest[0]["rank"]
+        if len(latest) < len(rows):
+            self._torn = self._torn or self.rank != source
+            receive(self.epoch, self.state, source)
+            self._torn = False
+        elif any(row["own"] for row in rows):
+            if len({row["mark"] for row in rows}) > 1:
+                texts = collect(self.epoch, json.dumps(self.state.describe(counts=True)))
+                self.state.conform(union(texts))
+            self.state.average(self.epoch, own=True)
+        done = {row["rank"]: max(row["clock"] - since, 0) for row in latest}
+        clock = max(row["clock"] for row in latest)
+        agreed, size = latest[0]["agreed"], len(before)
+        undone = [
+            agreed + (step - since) * size + index
+            for step in range(since, clock)
+            for index, rank in enumerate(before)
+            if step >= since + done.get(rank, 0)
+        ]
+        self.team.place(clock, agreed + sum(done.values()))
+        self._deal_again(undone)
+        self.set_position(json.loads(share(self.epoch, json.dumps(self.position()), source)))
+        self._take_rest(source)
+        self.join_more([row["more"] for row in whole])
+        self._take_least_scale([row["scale"] for row in rows])
+        if self.total is not None:
+            self.schedules.move(self.units, self.total)
+        self._settled = (self.clock, self.epoch.number)
+        return len(undone)
 
     def finish(self) -> None:
         """The job's end, for those who stayed: whoever was excluded or left earlier gets the final state."""

@@ -241,12 +241,12 @@ class ShardHome:
         """The member that watches over a phase: one on the host that deals the units."""
         return next(rank for rank in self.ranks[0] if rank in self._team.members)
 
-    def stop(self) -> None:
-        """The phase is to end with the units that are dealt. By its leader."""
-        self.memory.stop()
+    def stop(self, reason: int) -> None:
+        """Tells whoever claims a unit from here on: see `memory.CALM` and `KNOCK`. By the leader."""
+        self.memory.stop(reason)
 
     def claim(self) -> int:
-        """The next unit's number, with STOP in it if the phase was stopped."""
+        """The next unit's number, with what the leader has told in it."""
         if self.dealer is None:
             return self.memory.claim()
         self.ask()

@@ -166,7 +166,15 @@ class VirtualSite(ClockSite):
     def part(self, store: Any, name: str) -> Any:
         return store.part(name)
 
-    def epoch(self, number: int, members: Sequence[int], rank: int, store: Any, on: torch.device) -> Epoch:
+    def epoch(
+        self,
+        number: int,
+        members: Sequence[int],
+        rank: int,
+        store: Any,
+        on: torch.device,
+        lossy: bool = False,
+    ) -> Epoch:
         room = store.room(number, members) if len(members) > 1 else Room(self.engine, members)
         if number and self.engine.costs.membership:
             self.sleep_until(self.now() + self.engine.costs.membership)

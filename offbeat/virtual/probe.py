@@ -48,7 +48,15 @@ class ProbeSite(ClockSite):
     def part(self, store: Any, name: str) -> Any:
         return store
 
-    def epoch(self, number: int, members: Sequence[int], rank: int, store: Any, on: torch.device) -> Epoch:
+    def epoch(
+        self,
+        number: int,
+        members: Sequence[int],
+        rank: int,
+        store: Any,
+        on: torch.device,
+        lossy: bool = False,
+    ) -> Epoch:
         return Epoch(number, [rank], rank, None, on)
 
     def begins(self, sync: Synchronizer, data: bool) -> None:

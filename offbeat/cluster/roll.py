@@ -1,0 +1,106 @@
+"""How members learn who of them is left, and newcomers who is there: by the job's store, which outlives them.
+
+Keys, all in the job's part of the store:
+
+dead/<rank>/<attempt>          by a launcher: this process of the rank has ended
+roll/<epoch>/<rank>            a survivor of the epoch, and where it stands
+roll/<epoch>/decision          {"epoch", "members", "attempts", "rows"}: how those who answered go on
+knock/<rank>                   a newcomer's attempt
+knocks                         counts them
+over                           the job is over
+admit/<rank>/<attempt>         {"epoch", "members", "attempts", "source"}: where the newcomer is awaited
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offbeat.site import now
+
+POLL = 0.005
+"""Seconds between two looks at the store, while waiting."""
+LOOK = 0.5
+"""Seconds between two looks for newcomers."""
+
+
+class Roll:
+    """One worker's part. store: of the Synchronizer. board: of the job, where launchers tell who has died.
+    attempts: which process of each rank takes part."""
+
+    def __init__(self, store: Any, board: Any, rank: int, attempt: int, world: int):
+        self._store, self._board, self.rank, self.attempt = store, board, rank, attempt
+        self.attempts = dict.fromkeys(range(world), 0)
+        self._known = 0  # knocks that were answered
+        self._looked, self._waits = 0.0, False
+
+    def dead(self, rank: int) -> bool:
+        """Whether the launcher has said that this member's process is gone."""
+        return bool(self._board.check([f"dead/{rank}/{self.attempts[rank]}"]))
+
+    def call(self, epoch: int, members: Sequence[int], row: Mapping[str, Any]) -> dict[str, Any]:
+        """Every survivor of the epoch calls this; returns the decision, the same for all of them. Waits until
+        each member has answered or is known to be dead."""
+        store = self._store
+        store.set(f"roll/{epoch}/{self.rank}", json.dumps(row))
+        decided = f"roll/{epoch}/decision"
+        waiting = set(members)
+        while not store.check([decided]):
+            for rank in sorted(waiting):
+                if store.check([f"roll/{epoch}/{rank}"]) or self.dead(rank):
+                    waiting.discard(rank)
+            if not waiting:
+                here = [r for r in members if store.check([f"roll/{epoch}/{r}"]) and not self.dead(r)]
+                if self.rank == here[0]:
+                    rows = [json.loads(store.get(f"roll/{epoch}/{rank}")) for rank in here]
+                    decision = {"epoch": epoch + 1, "members": here, "rows": rows}
+                    store.compare_set(decided, "", json.dumps(decision))
+            time.sleep(POLL)
+        return dict(json.loads(store.get(decided)))
+
+    # Newcomers
+
+    def news(self) -> bool:
+        """Whether somebody has knocked, as far as this worker has looked: it does so now and then."""
+        moment = now()
+        if moment > self._looked + LOOK:
+            self._looked = moment
+            self._waits = self.knocked()
+        return self._waits
+
+    def knock(self) -> dict[str, Any]:
+        """A newcomer asks to be let in; returns where it is awaited. Raises SystemExit if the job is over."""
+        self._store.set(f"knock/{self.rank}", str(self.attempt))
+        self._store.add("knocks", 1)
+        key = f"admit/{self.rank}/{self.attempt}"
+        while not self._store.check([key]):
+            if self._store.check(["over"]):
+                raise SystemExit(0)  # too late: there is nothing left to do
+            time.sleep(4 * POLL)
+        return dict(json.loads(self._store.get(key)))
+
+    def knocked(self) -> bool:
+        """Whether somebody has knocked that was not let in yet."""
+        return int(self._store.add("knocks", 0)) > self._known
+
+    def newcomers(self, world: int) -> dict[int, int]:
+        """Who has knocked, and with which attempt."""
+        self._known, self._waits = int(self._store.add("knocks", 0)), False
+        found = {}
+        for rank in range(world):
+            if self._store.check([f"knock/{rank}"]):
+                attempt = int(self._store.get(f"knock/{rank}"))
+                if attempt > self.attempts[rank] and not self._board.check([f"dead/{rank}/{attempt}"]):
+                    found[rank] = attempt
+        return found
+
+    def over(self) -> None:
+        """The job is over on all members: whoever comes now is too late."""
+        self._store.set("over", "1")
+
+    def admit(self, ranks: Sequence[int], where: Mapping[str, Any]) -> None:
+        """Lets newcomers in."""
+        for rank in ranks:
+            self._store.set(f"admit/{rank}/{self.attempts[rank]}", json.dumps(where))

@@ -1,0 +1,79 @@
+"""Workers that die: the others go on, nothing is lost, and a new process takes the dead one's place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from offbeat import journal
+from tests import scripts_losses
+from tests.contract_parity import all_hold_the_same
+from tests.engines import Died, RemoteError
+from tests.scripts_losses import Loss
+
+REPLICAS = [
+    ("bsp", "backward"),
+    ("bsp", "step"),
+    ("bsp", "checkpoint"),
+    ("local(3)", "backward"),
+    ("local(3)", "average"),
+    ("dasgd(4,2)", "average"),
+    ("dasgd(4,2)", "backward"),
+    ("local(3)", "checkpoint"),
+    ("bsp:32u local(2)", "switch"),
+]
+
+
+def samples_seen(engine: Any, workers: int) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for rank in range(workers):
+        for line in (engine.out / f"seen{rank}.jsonl").read_text().splitlines():
+            found.update(json.loads(line))
+    return found
+
+
+def survivors(engine: Any, loss: Loss, workers: int = 4, **more: Any) -> list[Any]:
+    """What those returned who were there at the end; a process that comes back too late leaves."""
+    found = engine.outcomes(workers, scripts_losses.mortal, loss, minimum=2, **more)
+    errors = [one for one in found if isinstance(one, RemoteError)]
+    if errors:
+        raise errors[0]
+    left = [one.rank for one in found if isinstance(one, Died)]
+    assert left in ([], [loss.who]), left
+    return [one for one in found if not isinstance(one, Died)]
+
+
+class Losses:
+    @pytest.mark.parametrize("who", [0, 2])
+    @pytest.mark.parametrize(("plan", "moment"), REPLICAS)
+    def test_the_others_go_on(self, engine: Any, plan: str, moment: str, who: int) -> None:
+        saves = "16u" if moment == "checkpoint" else ""
+        loss = Loss(plan, 160, momentum=0.9, who=who, moment=moment, saves=saves, pace=0.01)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
+        assert 160 <= found[0].units < 164, found[0].units
+        assert math.isfinite(float(found[0].final.sum()))
+        kinds = Counter(row["type"] for row in journal.read(engine.out))
+        assert kinds["recovery"] >= 1
+        assert kinds["end"] == 1
+
+    def test_under_bsp_every_sample_is_used_once(self, engine: Any) -> None:
+        loss = Loss("bsp", 160, momentum=0.9, who=1, samples=640, pace=0.01)
+        found = survivors(engine, loss)
+        units = found[0].units
+        seen = samples_seen(engine, 4)
+        assert len(seen) == 640
+        assert sum(seen.values()) == 4 * units
+
+    def test_a_new_process_takes_part_again(self, engine: Any) -> None:
+        loss = Loss("bsp", 600, momentum=0.9, who=1, pace=0.02)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
+        assert found[1].notes["attempt"] == 1
+        members = [row["members"] for row in journal.read(engine.out) if row["type"] == "members"]
+        assert members[0] == [0, 2, 3]
+        assert [0, 1, 2, 3] in members[1:]

@@ -1,0 +1,102 @@
+"""User's scripts of the contract suite: workers that die, and those that come in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import offbeat
+from offbeat import resume
+from offbeat.cluster import average, memory, replicas
+from tests.models import flat, loss_of
+from tests.scripts import Result, Setup, result, seeds, table
+
+
+@dataclass(frozen=True)
+class Loss(Setup):
+    """moment: where rank `who` dies, once it has taken `after` steps; only its first process does."""
+
+    who: int = 1
+    after: int = 6
+    moment: str = "backward"
+    samples: int = 4000
+    saves: str = ""
+    pace: float = 0.0
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
+    """From here on this process dies when its time has come."""
+    if offbeat.rank() != loss.who or offbeat.job.current().attempt:
+        return
+
+    def due() -> bool:
+        return sync.worker.clock >= loss.after
+
+    def before(owner: Any, name: str) -> None:
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def deadly(*args: Any, **more: Any) -> Any:
+            if due():
+                die()
+            return plain(*args, **more)
+
+        setattr(owner, name, deadly)
+
+    if loss.moment == "backward":
+        next(model.parameters()).register_post_accumulate_grad_hook(lambda p: die() if due() else None)
+    elif loss.moment == "average":
+        before(average.Mean, "wait")
+    elif loss.moment == "switch":
+        before(sync.worker, "settle_now")
+    elif loss.moment == "push":
+        before(memory.Memory, "finish")
+    elif loss.moment == "pull":
+        before(memory.Memory, "pull")
+    elif loss.moment == "claim":
+        before(memory.Memory, "claim")
+    elif loss.moment == "checkpoint":
+        before(sync.worker.team, "gather")
+        before(resume, "write")
+    elif loss.moment == "step":
+        before(replicas.ReplicaWorker, "step")
+    else:
+        raise ValueError(loss.moment)
+
+
+def mortal(loss: Loss) -> Result:
+    """A loop over sync.batches; `seen` are the samples of the units that this process has done. All attempts
+    of a rank write them to one file, with the unit's number."""
+    model, optimizer, sync = loss.start()
+    arm(loss, sync, model)
+    seeds(100 + offbeat.rank())
+    log = Path(os.environ["OFFBEAT_OUT"]) / f"seen{offbeat.rank()}.jsonl"
+    voids = 0
+    with log.open("a") as out:
+        for x, y, rows in sync.batches(table(loss.samples, loss.dtype), 4):
+            loss_of(model, x, y).backward()
+            void = sync._void
+            if loss.pace:
+                time.sleep(loss.pace)
+            sync.step()
+            voids += void
+            if not void:
+                out.write(json.dumps(rows.tolist()) + "\n")
+                out.flush()
+            if loss.saves and sync.every(loss.saves):
+                sync.save(Path(os.environ["OFFBEAT_OUT"]) / "at.pt")
+    attempt = offbeat.job.current().attempt
+    return result(model, optimizer, sync, notes={"voids": voids, "attempt": attempt, "end": flat(model)})
