@@ -194,6 +194,17 @@ def run(
     wire: Wire = None,
     on_diverge: OnDiverge = None,
     stragglers: StragglersOption = None,
+    minimum: Annotated[
+        int | None,
+        typer.Option(
+            "--min",
+            help="Go on when workers are killed, as long as so many are left, and start each again (without "
+            "it the first ends the job).",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", help="How often a killed worker is started again, with --min.")
+    ] = 3,
     nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
     node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
     rdzv_endpoint: Annotated[
@@ -232,6 +243,8 @@ def run(
             wire=wire,
             on_diverge=on_diverge,
             stragglers=None if stragglers is None else policy_text(stragglers),
+            minimum=minimum,
+            restarts=restarts,
             rdzv_timeout=rdzv_timeout,
             show="all" if all_output else "first",
             virtual=virtual,

@@ -21,6 +21,8 @@ class Meter:
         self._begun: float | None = None
         self._ended: float | None = None
         self._depth = 0
+        self.before = 0.0  # seconds of the job before this process of a worker came
+        self.earlier: dict[str, Any] = {}  # what the worker's earlier processes did
 
     def begin(self) -> None:
         if self._begun is None:
@@ -59,9 +61,10 @@ class Meter:
 
     def summary(self) -> dict[str, Any]:
         seconds, wait = self.seconds, self.wait_s
-        return {
+        own = {
             "units": self.steps,
             "samples": self.samples,
-            "busy_s": round(max(seconds - wait, 0.0), 4),
-            "wait_s": round(wait, 4),
+            "busy_s": max(seconds - wait, 0.0),
+            "wait_s": wait,
         }
+        return {name: round(value + self.earlier.get(name, 0), 4) for name, value in own.items()}

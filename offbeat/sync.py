@@ -519,7 +519,7 @@ class Synchronizer:
             action()
             return False
         except PeerLost:
-            if self.worker.team.roll is None or self.worker.sharded:
+            if self.worker.team.roll is None:
                 raise
         while True:
             with contextlib.suppress(PeerLost), self.worker.meter.waiting():

@@ -47,6 +47,8 @@ class Telemetry:
         """Writes the run's first records: what it is, and what its start cost."""
         job, worker = self._job, self._worker
         if worker.team.arrived is not None:
+            if self._store is not None and self._store.check([f"summary/{worker.rank}"]):
+                worker.meter.earlier = json.loads(self._store.get(f"summary/{worker.rank}"))
             return
         self._journal.record(
             "run",
@@ -145,7 +147,7 @@ class Telemetry:
     def end(self) -> None:
         """The job is over on all workers: the final figures, by a last exchange."""
         rows = [json.loads(text) for text in collect(self._worker.epoch, json.dumps(self._worker.summary()))]
-        seconds = self._worker.meter.seconds
+        seconds = self._worker.meter.before + self._worker.meter.seconds
         samples = sum(row["samples"] for row in rows)
         spent = sum(row["busy_s"] + row["wait_s"] for row in rows)
         self._journal.record("workers", workers=rows)

@@ -231,7 +231,7 @@ def dealing(count: int, workers: int) -> None:
 
         def work(client: int = client, write: int = write) -> None:
             own, _ = attach(path, "sgd", 64, 1, workers, client)
-            mine = [own.claim() for _ in range(count)]
+            mine = [own.claim(0) for _ in range(count)]
             os.write(write, " ".join(map(str, mine)).encode())
             os._exit(0)
 

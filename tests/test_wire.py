@@ -72,7 +72,7 @@ class Memory:
             self.taken[shard][member] = self.clocks[shard][member]
         return self.versions[shard], self.shards[shard].tobytes()
 
-    def claim(self, count: int) -> int:
+    def claim(self, member: int, count: int) -> int:
         self.dealt += count
         return self.dealt - count
 

@@ -129,6 +129,7 @@ class Hosts:
             "--wire": spec.wire,
             "--on-diverge": spec.on_diverge,
             "--stragglers": spec.stragglers,
+            "--min": spec.minimum,
         }
 
     def _compare(self, job: dict[str, Any]) -> None:
@@ -159,6 +160,7 @@ class Hosts:
             "wire": spec.wire,
             "on-diverge": spec.on_diverge,
             "stragglers": spec.stragglers,
+            "min": spec.minimum,
         }
         more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
         # Behind "--" every word is the script's.
@@ -197,6 +199,10 @@ class Hosts:
     def trouble(self) -> dict[str, Any] | None:
         """What went wrong on another host, if anything (the record "failed"). Raises StoreLost."""
         return None if self._watch is None else self._watch.trouble()
+
+    def tell_death(self, rank: int, attempt: int) -> None:
+        """Tells the workers of all hosts that this process of a rank is gone (see `roll`)."""
+        self.store.set(f"offbeat/dead/{rank}/{attempt}", "1")
 
     def done(self) -> None:
         """This host's workers have all ended well."""

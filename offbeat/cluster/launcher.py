@@ -84,6 +84,7 @@ class Launcher:
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
         self._reported_done = False
+        self._attempts: dict[int, int] = {}  # how often each rank was started again
         self._outcome: Outcome | None = None
         self._last_words: list[str] = []
         # The contexts log each failure; the person hears it once, from us.
@@ -150,8 +151,8 @@ class Launcher:
             return Outcome(128 + self._signals[0], f"stopped by {name} on {self._place()}")
         ended = [(worker, exit) for worker in self.workers.values() if (exit := worker.poll())]
         failed = [(worker, exit) for worker, exit in ended if exit.code]
-        if failed:
-            return self._on_exit(failed)
+        if failed and (outcome := self._on_exit(failed)) is not None:
+            return outcome
         assert self._hosts is not None
         try:
             if trouble := self._hosts.trouble():
@@ -168,9 +169,12 @@ class Launcher:
                 f"node 0's launcher, at {self.spec.endpoint}, was lost during the run ({first_line(error)})",
             )
 
-    def _on_exit(self, failed: list[tuple[WorkerProcess, Exit]]) -> Outcome:
-        """What follows from the death of workers: here, the job's end. The first to have failed is the
-        cause, the others mostly miss it."""
+    def _on_exit(self, failed: list[tuple[WorkerProcess, Exit]]) -> Outcome | None:
+        """What follows from the death of workers. One that was killed is started again, if the job can go on
+        without it meanwhile; one that failed, by its script's own error, ends the job. The first to have
+        failed is the cause, the others mostly miss it."""
+        if self.spec.minimum is not None and all(self._replace(*pair) for pair in failed):
+            return None
         failed = sorted(failed, key=lambda pair: (pair[0].missed_another(), pair[0].spoke_at()))
         worker, exit = failed[0]
         others = [f"rank {other.rank} ({after.text})" for other, after in failed[1:]]
@@ -180,6 +184,26 @@ class Launcher:
             message += f"; so did {', '.join(others)}"
         self._last_words = worker.last_words()
         return Outcome(1, message, () if worker.shown else tuple(self._last_words))
+
+    def _replace(self, worker: WorkerProcess, exit: Exit) -> bool:
+        """Tells the others that this worker is dead, and starts it again, unless it was so too often: then
+        they go on without it. False: that may not be."""
+        rank, attempt = worker.rank, self._attempts.get(worker.rank, 0)
+        if exit.code >= 0 or len(self.workers) == 1 == self.spec.nnodes:
+            return False
+        assert self._hosts is not None
+        assert self.world is not None
+        with contextlib.suppress(RuntimeError):
+            self._hosts.tell_death(rank, attempt)
+        self._attempts[rank] = attempt + 1
+        said = f"rank {rank} on {self._place()} died ({exit.text})"
+        if attempt == self.spec.restarts:
+            self._note(f"{said} and was started {attempt} times already: the others go on without it")
+            del self.workers[rank]
+            return True
+        self._note(f"{said} and starts again ({attempt + 1} of {self.spec.restarts} times)")
+        self._start_worker(rank, rank - self.world.first_rank(self.spec.node_rank), attempt + 1)
+        return True
 
     def _place(self) -> str:
         name = self._hosts.name if self._hosts else "this host"
@@ -226,7 +250,7 @@ class Launcher:
             "MASTER_PORT": port,
             "TORCHELASTIC_USE_AGENT_STORE": True,
             "TORCHELASTIC_RESTART_COUNT": attempt,
-            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0 if spec.minimum is None else spec.restarts,
             "TORCHELASTIC_RUN_ID": world.run_id,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", 1),
             "OFFBEAT_OUT": world.out,
@@ -239,6 +263,7 @@ class Launcher:
             "OFFBEAT_WIRE": spec.wire,
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
             "OFFBEAT_STRAGGLERS": spec.stragglers,
+            "OFFBEAT_MIN": spec.minimum,
             "OFFBEAT_SHARDS": self._shards,
             "OFFBEAT_VIRTUAL": spec.virtual,
             "OFFBEAT_CLUSTER": spec.cluster,

@@ -35,6 +35,9 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 CALM, KNOCK = 1 << 62, 1 << 61
 """In a claimed unit's number: the last straggler has become fast again; a newcomer has knocked."""
 
+RING = 4096
+"""Units whose claimer is remembered: more than workers ever hold."""
+
 _HEAD = 8  # words: units dealt, alarm, what comes with the numbers from now on
 _files: dict[str, int] = {}
 _ends: dict[str, int] = {}
@@ -64,7 +67,8 @@ class Memory:
     ):
         self.outlines, self.count, self.clients, self.client = list(outlines), len(outlines), clients, client
         self.fd, self._path, self.base = open_file(path), path, base
-        words = _HEAD + 2 * self.count + clients
+        members = self.outlines[0].members
+        words = _HEAD + 2 * self.count + clients + members + RING
         room = _Room(-(-8 * words // PAGE) * PAGE)
         halves = [(room.take(outline.size), room.take(outline.size)) for outline in outlines]
         slots = []
@@ -86,7 +90,10 @@ class Memory:
         if first:
             self._words[:] = 0
         self._which = self._words[_HEAD : _HEAD + self.count]
-        self._committed = self._words[_HEAD + self.count :]  # pushes, by slot
+        pushers = slice(_HEAD + self.count, _HEAD + 2 * self.count + clients)
+        self._committed = self._words[pushers]  # pushes, by slot
+        self._claimed = self._words[-RING - members : -RING]  # units, by rank
+        self._owners = self._words[-RING:]  # of the last units, by their numbers
         self._halves = [
             [Shard(outline, whole[at : at + outline.size], optimizers, settings) for at in pair]
             for outline, pair in zip(outlines, halves, strict=True)
@@ -126,6 +133,7 @@ class Memory:
     def begin(self, clock: int, members: Sequence[int], units: int) -> None:
         """By one process, before `load`: nothing is pushed, `units` are dealt, all members are at `clock`."""
         self._words[:3] = units, 0, 0
+        self._claimed[:] = 0
         self._which[:] = self._committed[:] = 0
         for shard in range(self.count):
             self.current(shard).begin(clock, members)
@@ -205,12 +213,37 @@ class Memory:
 
     # Units and alarms
 
-    def claim(self, count: int = 1) -> int:
-        """Deals `count` units; returns the first one's number, with what `stop` was told in it."""
+    def claim(self, member: int, count: int = 1) -> int:
+        """Deals `count` units to a member; returns the first one's number, with what `stop` was told."""
         with self._locked(self.count):
             first = int(self._words[0])
+            for number in range(first, first + count):
+                self._owners[number % RING] = member
+            self._claimed[member] += count
             self._words[0] = first + count
             return first | int(self._words[2])
+
+    def undone(self, pushes: Sequence[int]) -> list[int]:
+        """Units that were claimed and not pushed. pushes: of this phase, by rank; each member does its units
+        in the order of its claims."""
+        left = [int(claimed) - done for claimed, done in zip(self._claimed, pushes, strict=True)]
+        found: list[int] = []
+        number = int(self._words[0])
+        while any(count > 0 for count in left):
+            number -= 1
+            owner = int(self._owners[number % RING])
+            if left[owner] > 0:
+                left[owner] -= 1
+                found.append(number)
+        return found[::-1]
+
+    def pushes(self) -> list[int]:
+        """How many pushes of each rank are applied to all shards, once all that is committed is."""
+        for shard in range(self.count):
+            with self._locked(shard):
+                self._apply(shard)
+        rows = [self.current(shard).pushes for shard in range(self.count)]
+        return [int(min(column)) for column in zip(*rows, strict=True)]
 
     def stop(self, reason: int) -> None:
         """Whoever claims a unit from here on is told CALM or KNOCK."""

@@ -17,7 +17,7 @@ from offbeat.cluster.counts import Counts, summed
 from offbeat.cluster.memory import CALM, KNOCK
 from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.shards import ShardHome
-from offbeat.cluster.state import collect
+from offbeat.cluster.state import collect, share
 from offbeat.hyper import applied
 from offbeat.job import Job
 from offbeat.plan import phases
@@ -70,6 +70,7 @@ class RealWorker(ReplicaWorker):
         self._limit = inf  # from this ticket on nobody is a straggler any more
         self._halt = inf  # before this ticket the phase halts, to let newcomers in
         self._phase = 0  # how often shards were cut
+        self._cut_at = 0  # units then
         self._taken = 0  # tickets done in this phase
         self._last_unit = 0
         self.paused: Protocol | None = None  # what a checkpoint has interrupted
@@ -101,7 +102,9 @@ class RealWorker(ReplicaWorker):
 
     def _open_home(self) -> None:
         """Collective: makes room for the shards of the members' hosts."""
+        counts = None
         if self.home is not None:
+            counts = self.home.counts
             self.home.close()
         self.team.grown = False
         self.home = ShardHome(
@@ -114,6 +117,7 @@ class RealWorker(ReplicaWorker):
             self._wire is not None,
             self.check,
         )
+        self.home.counts = counts or self.home.counts
 
     @property
     def sharded(self) -> bool:
@@ -286,6 +290,7 @@ class RealWorker(ReplicaWorker):
         self._phase += 1
         self.on_deal()
         self.home.begin(self.clock, self.units)
+        self._cut_at = self.units
         self._limit = self._halt = inf
         if self.watch.settings is not None:
             self.watch.tell(self._phase, 0, 0.0)
@@ -345,7 +350,6 @@ class RealWorker(ReplicaWorker):
     def _gather(self, words: Sequence[Word], over: bool) -> None:
         """Every replica takes the shards' content; when the phase is over, what each did is told to all."""
         assert self.home is not None
-        self.team.apart = False
         self.home.gather()
         self.state.average(self.epoch, own=False)
         self.take_scale(words)
@@ -358,6 +362,7 @@ class RealWorker(ReplicaWorker):
             "more": self.more(),
         }
         rows = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
+        self.team.apart = False
         if any(row["calm"] for row in rows):
             self.watch.forget()
         self._deal_again([ticket for row in rows for ticket in row["tickets"]])
@@ -382,6 +387,57 @@ class RealWorker(ReplicaWorker):
         if fields := summed([json.loads(text) for text in texts]):
             where = {"units": self.units, "progress": round(self.progress, 6)}
             self.journal.record("pushes", protocol=str(self.protocol), **where, **fields)
+
+    # Members that die
+
+    def about(self) -> dict[str, Any]:
+        if self.sharded and self.home is not None:
+            self.home.complete()
+        return {
+            **super().about(),
+            "sharded": self.sharded,
+            "schedules": self.schedules.counts(),
+            "settings": [] if self.home is None else self.home.settings.read(),
+        }
+
+    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+        if self.paused is not None:
+            self.paused = None
+        if all(row["sharded"] for row in rows):
+            return self._reconcile_shards(rows, before)
+        # Somebody has taken the shards' content already: the others take it from there.
+        rows = [{**row, "torn": row["torn"] or row["sharded"]} for row in rows]
+        if self.sharded:
+            self.drop()
+        return super().reconcile(rows, before)
+
+    def _reconcile_shards(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+        """The survivors take the shards' content: all that was pushed, by the dead as well."""
+        assert self.home is not None
+        home = self.home
+        if not home.whole(self.members):
+            raise RuntimeError(
+                "all workers of a host have died, and its shards can't be reached: go on from a checkpoint"
+            )
+        collect(self.epoch, "")  # everybody's own push is complete
+        mine = home.memory.pushes() if home.leads else []
+        told = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
+        pushes = [min(column) for column in zip(*filter(None, told), strict=True)]
+        home.gather()
+        self.state.average(self.epoch, own=False)
+        source = home.leader
+        left = home.memory.undone(pushes) if self.rank == source else []
+        undone = json.loads(share(self.epoch, json.dumps(left), source))
+        self.team.apart = False
+        self._tickets.clear()
+        self.team.place(max(row["clock"] for row in rows), self._cut_at + sum(pushes))
+        self._deal_again(undone)
+        counts = [row["schedules"] for row in rows]
+        self.schedules.catch_up(counts)
+        home.settings.adopt(rows[counts.index(max(counts))]["settings"])
+        self.team.grown = self.team.grown or len(home.ranks) > 1  # who served the dead host's shards is gone
+        self.place_like(rows, source)
+        return len(undone)
 
     def resume(self, going_on: bool) -> None:
         """After a pause: the members go on with the phase, or it is over for those who wait too."""

@@ -492,10 +492,13 @@ class ReplicaWorker(Worker):
             "total": self.total,
             "protocol": str(self.protocol),
             "started": self.journal.started,
+            "seconds": self.meter.before + self.meter.seconds,
             "more": self.more(),
         }
         rest = json.loads(share(self.epoch, json.dumps(mine), source))
         self.place_protocol, self.journal.started = rest["protocol"], rest["started"]
+        if self.meter.seconds == 0:
+            self.meter.before = rest["seconds"]
         self.total = self.total if rest["total"] is None else rest["total"]
         self.take_more(rest["more"])
 
@@ -505,11 +508,15 @@ class ReplicaWorker(Worker):
         """A newcomer's first act is to receive."""
         begun = now()
         self._torn = True
-        self.journal.keep(self.rank == self.members[0])
+        if self.rank == self.members[0]:
+            self.journal.keep(True)
         try:
             self._return(source)
         except PeerLost:
             self.recover()
+        self.journal.record(
+            "members", epoch=self.epoch.number, members=list(self.members), reason=f"rank {self.rank} came"
+        )
         self.broadcast_ms = (now() - begun) * 1e3
 
     def admit(self) -> None:
@@ -534,17 +541,10 @@ class ReplicaWorker(Worker):
             self.averager.release()
             self._landing = Landing(self)
             members = self.members
-            about = {
-                "own": self._own,
-                "torn": self._torn,
-                "mark": self.state.mark(),
-                "scale": _scale(self.scaler),
-                "more": self.more(),
-            }
-            rows = self.team.regroup_without_the_dead(about)
+            rows = self.team.regroup_without_the_dead(self.about())
             self.team.knocking = False  # who has heard of it and who has not: it will be told again
             try:
-                again = self._reconcile(rows, members)
+                again = self.reconcile(rows, members)
             except PeerLost:
                 continue
             self.watch.begin()
@@ -557,7 +557,27 @@ class ReplicaWorker(Worker):
             )
             return
 
-    def _reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+    def about(self) -> dict[str, Any]:
+        """What a survivor tells the others of itself."""
+        return {
+            "own": self._own,
+            "torn": self._torn,
+            "mark": self.state.mark(),
+            "scale": _scale(self.scaler),
+            "more": self.more(),
+        }
+
+    def place_like(self, rows: Sequence[dict[str, Any]], source: int) -> None:
+        """All survivors are where `source` is."""
+        self.set_position(json.loads(share(self.epoch, json.dumps(self.position()), source)))
+        self._take_rest(source)
+        self.join_more([row["more"] for row in rows if not row["torn"]])
+        self._take_least_scale([row["scale"] for row in rows])
+        if self.total is not None:
+            self.schedules.move(self.units, self.total)
+        self._settled = (self.clock, self.epoch.number)
+
+    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
         """The survivors of `before` come to the same state and place. Returns how many units are dealt
         again."""
         whole = [row for row in rows if not row["torn"]]
@@ -588,13 +608,7 @@ class ReplicaWorker(Worker):
         ]
         self.team.place(clock, agreed + sum(done.values()))
         self._deal_again(undone)
-        self.set_position(json.loads(share(self.epoch, json.dumps(self.position()), source)))
-        self._take_rest(source)
-        self.join_more([row["more"] for row in whole])
-        self._take_least_scale([row["scale"] for row in rows])
-        if self.total is not None:
-            self.schedules.move(self.units, self.total)
-        self._settled = (self.clock, self.epoch.number)
+        self.place_like(rows, source)
         return len(undone)
 
     def finish(self) -> None:

@@ -297,7 +297,7 @@ class Server:
             (count,) = fields(NUMBER, body)
             if not 1 <= count <= MOST_CLAIMED:
                 raise Refused(f"a claim of {count} units: 1 to {MOST_CLAIMED} at a time")
-            session.claimed = number, memory.claim(count)
+            session.claimed = number, memory.claim(session.member, count)
             answer = [NUMBER.pack(session.claimed[1])]
         elif kind == Kind.ALARM:
             (memory.alarm,) = fields(NUMBER, body)

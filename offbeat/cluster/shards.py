@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -226,6 +227,7 @@ class ShardHome:
         self._seen = [0] * len(self.outlines)
         self._clock = clock
         self._pending, self._counted = 0, clock
+        self._uncommitted = False
         self._asked = False  # for a unit
         self._bounded = True  # until a push says otherwise
         copy(self._published, self._state.buffers(floating=True))
@@ -248,7 +250,7 @@ class ShardHome:
     def claim(self) -> int:
         """The next unit's number, with what the leader has told in it."""
         if self.dealer is None:
-            return self.memory.claim()
+            return self.memory.claim(self._team.rank)
         self.ask()
         self._asked = False
         return self.dealer.ticket(self._team.epoch.check)
@@ -265,6 +267,7 @@ class ShardHome:
             for local in self._local:
                 local.write()
         copy(self._published, self._state.buffers(floating=True))
+        self._uncommitted = True
 
     def pushed(self) -> None:
         """Returns when the push is applied here; elsewhere, it is by the next pull."""
@@ -273,13 +276,40 @@ class ShardHome:
         if push.after != -inf:
             ready = self._until(lambda s: self.memory.may_push(s, push.after))
             self.counts.waited(here().wait_until(ready, self._check))
-        seen = self._seen[local.start : local.stop]
-        self.memory.commit(push, seen)
-        self.memory.finish()
+        self._commit()
         applied = {g: self.memory.applied(s, push.member) for s, g in enumerate(local)}
         self._note(applied)
         if not self._remote:
             self._count()
+
+    def _commit(self) -> None:
+        local = self.local
+        self.memory.commit(self._push, self._seen[local.start : local.stop])
+        self._uncommitted = False
+        self.memory.finish()
+
+    def complete(self, patience: float = 2.0) -> None:
+        """A loss has interrupted this worker: what it was pushing is pushed, whatever the bound, as far as
+        the other hosts' servers still answer within `patience` seconds."""
+        if self._uncommitted:
+            self._commit()
+        end = time.monotonic() + patience
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError
+
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            flush([remote.client for remote in self._remote], check)
+
+    def whole(self, members: Sequence[int]) -> bool:
+        """Whether each host has a member left that can read its shards."""
+        return all(set(ranks) & set(members) for ranks in self.ranks)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member reads its host's shards for the others."""
+        return self._team.rank == next(r for r in self.ranks[self.here] if r in self._team.members)
 
     def pull(self, after: float) -> None:
         """Asks the other hosts for their parameters."""

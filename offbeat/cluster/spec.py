@@ -31,7 +31,8 @@ class LaunchSpec:
     0's store, needed with several hosts. `plan`, `total` (units), `seed` and `wire` override the script's
     and must be the same on all hosts; so must `on_diverge`, what follows when training diverges: an error
     ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore"); and
-    `stragglers`, what is done about slow workers (`offbeat.policies`).
+    `stragglers`, what is done about slow workers (`offbeat.policies`). With a `minimum` the job goes on when
+    workers are killed, as long as so many are left, and each is started again, `restarts` times at most.
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
     `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
@@ -53,6 +54,8 @@ class LaunchSpec:
     wire: str | None = None
     on_diverge: str | None = None
     stragglers: str | None = None
+    minimum: int | None = None
+    restarts: int = 3
     rdzv_timeout: float = 300.0
     host_timeout: float = 30.0
     grace: float = 5.0
@@ -83,6 +86,12 @@ class LaunchSpec:
             raise LaunchError(f"--wire {self.wire}: valid are {' and '.join(WIRES)}")
         if self.on_diverge is not None and self.on_diverge not in ON_DIVERGE:
             raise LaunchError(f"--on-diverge {self.on_diverge}: valid are raise, rollback and ignore")
+        if self.minimum is not None and self.minimum < 1:
+            raise LaunchError(f"--min {self.minimum}: at least one worker is needed to go on")
+        if self.minimum is not None and self.nnodes == 1 and self.minimum > self.workers:
+            raise LaunchError(f"--min {self.minimum}: more than the {self.workers} workers of the job (-n)")
+        if self.restarts < 0:
+            raise LaunchError(f"--restarts {self.restarts}: a number of times, from 0")
         for name, seconds in (
             ("--rdzv-timeout", self.rdzv_timeout),
             ("host_timeout", self.host_timeout),
@@ -118,6 +127,8 @@ class LaunchSpec:
             raise LaunchError(f"--virtual {self.virtual}: a cluster has at least one worker")
         if self.workers != 1 or self.nnodes != 1:
             raise LaunchError(f"--virtual {self.virtual} is a run in one process: leave out -n and --nnodes")
+        if self.minimum is not None:
+            raise LaunchError("--min: virtual workers that die end their run; leave it out")
 
     @property
     def address(self) -> tuple[str, int]:

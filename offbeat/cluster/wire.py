@@ -105,8 +105,8 @@ class Served(Protocol):
     def snapshot(self, shard: int, member: int | None) -> tuple[int, Bytes]:
         """Version and parameters, in bytes that never change again; notes that `member` has pulled."""
 
-    def claim(self, count: int) -> int:
-        """Deals `count` consecutive unit numbers; returns the first."""
+    def claim(self, member: int, count: int) -> int:
+        """Deals `count` consecutive unit numbers to a member; returns the first."""
 
     def rest(self, member: int) -> None:
         """Nobody waits for `member` at a bound until its next push."""
