@@ -15,7 +15,7 @@ import torch
 
 import offbeat
 from offbeat import resume
-from offbeat.cluster import average, memory, replicas
+from offbeat.cluster import average, client, memory, replicas
 from tests.models import flat, loss_of
 from tests.scripts import Result, Setup, result, seeds, table
 
@@ -68,6 +68,7 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
         before(memory.Memory, "pull")
     elif loss.moment == "claim":
         before(memory.Memory, "claim")
+        before(client.Client, "claim")
     elif loss.moment == "checkpoint":
         before(sync.worker.team, "gather")
         before(resume, "write")

@@ -401,8 +401,9 @@ class RealWorker(ReplicaWorker):
         }
 
     def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
-        if self.paused is not None:
-            self.paused = None
+        self.paused = None
+        if self.home is not None and len(self.home.ranks) > 1:
+            self.team.grown = True  # who served a host's shards may be gone
         if all(row["sharded"] for row in rows):
             return self._reconcile_shards(rows, before)
         # Somebody has taken the shards' content already: the others take it from there.
@@ -435,7 +436,6 @@ class RealWorker(ReplicaWorker):
         counts = [row["schedules"] for row in rows]
         self.schedules.catch_up(counts)
         home.settings.adopt(rows[counts.index(max(counts))]["settings"])
-        self.team.grown = self.team.grown or len(home.ranks) > 1  # who served the dead host's shards is gone
         self.place_like(rows, source)
         return len(undone)
 
