@@ -158,7 +158,7 @@ class Synchronizer:
         self.worker.more, self.worker.take_more = self._marks.state, self._marks.take
         self.worker.join_more = self._marks.join
         self.worker.watch.on_persistent = self._persistent
-        self._policy = policy
+        self.policy = policy
         self._watchman = Watchman(self, on_diverge)
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
@@ -486,7 +486,7 @@ class Synchronizer:
         here().begins(self, data=False)
         self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
-        self.worker.watch.open(self._policy)
+        self.worker.watch.open(self.policy)
         if job.world_size() > 1:
             for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
                 self.warn(message)

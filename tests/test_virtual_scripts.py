@@ -224,6 +224,13 @@ def test_timing_only_has_the_length_that_all_workers_data_make() -> None:
         assert [row["units"] for row in journal.read(Path(out)) if row["type"] == "end"] == [24]
 
 
+def test_timing_only_has_no_stragglers_to_see_to() -> None:
+    words = ["--virtual", 3, "--cluster", "cluster.toml", "--timing-only", "--stragglers", "elastic"]
+    code, _, err = run(*words, "train.py")
+    assert code == 1
+    assert "--stragglers elastic: --timing-only doesn't detect stragglers yet" in err
+
+
 def test_every_worker_is_heard_with_its_rank() -> None:
     Path("job.py").write_text("import offbeat; print('this is', offbeat.rank())")
     code, out, _ = run("--virtual", 2, "--all-output", "job.py")

@@ -15,10 +15,12 @@ from pathlib import Path
 import torch
 
 from offbeat import job
+from offbeat.checks import stragglers_of
 from offbeat.cluster.epoch import PeerLost
 from offbeat.cluster.state import State
 from offbeat.journal import Journal
 from offbeat.plan import PlanError, parse
+from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.site import move_to
 from offbeat.virtual.ambient import Ambient
@@ -72,6 +74,8 @@ def main(path: str, args: list[str]) -> int:
 
 def _time(script: Script, costs: Costs, out: Path) -> int:
     """The run without gradients: the script runs up to its first one, unless all is known without it."""
+    if problem := _unseen(stragglers_of("off")):
+        return _say(problem)
     shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
     if shape is not None and plan and total:
         model, wire = Model(shape.sizes, shape.width), os.environ.get("OFFBEAT_WIRE")
@@ -97,8 +101,17 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
         return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
+    if problem := _unseen(sync.policy):
+        return _say(problem)
     model, wire = model_of(sync.worker.state), sync.settings["wire"]
     return _simulate(script.path, sync.plan, sync.total, costs, model, out, wire, sync.batch_size)
+
+
+def _unseen(policy: Stragglers) -> str:
+    """Why a policy cannot be timed without gradients; "" if it makes no difference."""
+    if policy.policy in ("off", "observe"):
+        return ""
+    return f"--stragglers {policy}: --timing-only doesn't detect stragglers yet: leave one of them out"
 
 
 def _simulate(

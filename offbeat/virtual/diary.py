@@ -63,6 +63,7 @@ class Diary:
             "lr_reference": None,
             "momentum": None,
             "on_diverge": None,
+            "stragglers": "off",
             "parameters": job.model.parameters,
             "host": os.uname().nodename,
             "versions": {"offbeat": offbeat.__version__, "python": sys.version.split()[0]},
