@@ -67,7 +67,7 @@ class Memory:
     ):
         self.outlines, self.count, self.clients, self.client = list(outlines), len(outlines), clients, client
         self.fd, self._path, self.base = open_file(path), path, base
-        members = self.outlines[0].members
+        members = max((outline.members for outline in self.outlines), default=0)
         words = _HEAD + 2 * self.count + clients + members + RING
         room = _Room(-(-8 * words // PAGE) * PAGE)
         halves = [(room.take(outline.size), room.take(outline.size)) for outline in outlines]
@@ -92,8 +92,8 @@ class Memory:
         self._which = self._words[_HEAD : _HEAD + self.count]
         pushers = slice(_HEAD + self.count, _HEAD + 2 * self.count + clients)
         self._committed = self._words[pushers]  # pushes, by slot
-        self._claimed = self._words[-RING - members : -RING]  # units, by rank
-        self._owners = self._words[-RING:]  # of the last units, by their numbers
+        self._claimed = self._words[words - RING - members : words - RING]  # units, by rank
+        self._owners = self._words[words - RING :]  # of the last units, by their numbers
         self._halves = [
             [Shard(outline, whole[at : at + outline.size], optimizers, settings) for at in pair]
             for outline, pair in zip(outlines, halves, strict=True)
