@@ -205,6 +205,14 @@ def run(
     restarts: Annotated[
         int, typer.Option("--restarts", help="How often a killed worker is started again, with --min.")
     ] = 3,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat",
+            help="Seconds (2). With --min, a worker without a sign of life for three of them is killed, a "
+            "host for five is given up.",
+        ),
+    ] = None,
     nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
     node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
     rdzv_endpoint: Annotated[
@@ -229,6 +237,8 @@ def run(
     well, 1 the run failed, 2 nothing was started, 128 + a signal's number when one stopped it.
     """
     try:
+        if heartbeat is not None and minimum is None:
+            raise ValueError(f"--heartbeat {heartbeat:g} belongs to a job that survives deaths: add --min")
         spec = LaunchSpec(
             script=script,
             args=tuple(args or ()),
@@ -245,6 +255,7 @@ def run(
             stragglers=None if stragglers is None else policy_text(stragglers),
             minimum=minimum,
             restarts=restarts,
+            heartbeat=2.0 if heartbeat is None else heartbeat,
             rdzv_timeout=rdzv_timeout,
             show="all" if all_output else "first",
             virtual=virtual,

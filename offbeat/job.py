@@ -29,7 +29,8 @@ class Job:
 
     node: number of its host; shards: path of the memory for shards that the host's launcher holds, if any;
     meeting: address and port where the job meets; minimum: members with which the job still goes on when
-    others have died (None: with all or none); attempt: how often this rank's process was started again.
+    others have died (None: with all or none); attempt: how often this rank's process was started again;
+    heartbeat: seconds, see `cluster.pulse`.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Job:
     meeting: tuple[str, int] = ("127.0.0.1", 1)
     minimum: int | None = None
     attempt: int = 0
+    heartbeat: float = 2.0
     _store: Any = None
 
     @property
@@ -56,6 +58,10 @@ class Job:
         if self._store is None and self.world_size > 1:
             self._store = _connect(self.rank, self.world_size)
         return self._store
+
+    def connect(self) -> Any:
+        """The job's store on a connection of its own, for a thread."""
+        return _connect(self.rank, self.world_size)
 
 
 def init(seed: int | None = None, out: str | Path | bool | None = None) -> None:
@@ -145,6 +151,7 @@ def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         shards=env.get("OFFBEAT_SHARDS"),
         meeting=(env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1)),
         minimum=_number("OFFBEAT_MIN", 1) if "OFFBEAT_MIN" in env else None,
+        heartbeat=float(env.get("OFFBEAT_HEARTBEAT", "2")),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", 0) if "OFFBEAT_MIN" in env else 0,
     )
 

@@ -30,6 +30,7 @@ from offbeat.checks import (
     wire_of,
 )
 from offbeat.cluster.epoch import PeerLost
+from offbeat.cluster.pulse import Pulse
 from offbeat.cluster.real import RealWorker
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import State
@@ -134,6 +135,9 @@ class Synchronizer:
             cut=cut,
             roll=roll,
         )
+        self._pulse = None
+        if roll is not None and not here().virtual:
+            self._pulse = Pulse(self.worker.team, mine.connect(), mine.heartbeat)
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = mine.seed
@@ -424,6 +428,8 @@ class Synchronizer:
         self.worker.averager.release()
         self.worker.release()
         self._telemetry.close()
+        if self._pulse is not None:
+            self._pulse.close()
         self.journal.close()
         exits.forget(self)
 

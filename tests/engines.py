@@ -130,6 +130,7 @@ class RealEngine:
             if minimum is None:
                 return False
             store.set(f"offbeat/dead/{rank}/{attempts[rank]}", "1")
+            store.add("offbeat/deaths", 1)
             attempts[rank] += 1
             start(rank, attempts[rank])
             return True

@@ -105,7 +105,8 @@ class Hosts:
         except (RuntimeError, OSError) as error:
             raise LaunchError(f"the rendezvous at {self._where} was lost: {first_line(error)}") from None
         if spec.nnodes > 1:
-            self._watch = Watch(self._client(*self.address, patience=spec.host_timeout), spec)
+            workers = tuple(row[1] for row in rows)
+            self._watch = Watch(self._client(*self.address, patience=spec.silence), spec, workers, self._note)
         return World(tuple(r[0] for r in rows), tuple(r[1] for r in rows), Path(job["out"]), job["id"])
 
     def _register(self) -> None:
@@ -130,6 +131,7 @@ class Hosts:
             "--on-diverge": spec.on_diverge,
             "--stragglers": spec.stragglers,
             "--min": spec.minimum,
+            "--heartbeat": spec.heartbeat if spec.minimum is not None else None,
         }
 
     def _compare(self, job: dict[str, Any]) -> None:
@@ -203,6 +205,12 @@ class Hosts:
     def tell_death(self, rank: int, attempt: int) -> None:
         """Tells the workers of all hosts that this process of a rank is gone (see `roll`)."""
         self.store.set(f"offbeat/dead/{rank}/{attempt}", "1")
+        self.store.set(f"offbeat/attempt/{rank}", str(attempt + 1))
+        self.store.add("offbeat/deaths", 1)
+
+    def beat(self, rank: int, attempt: int) -> int:
+        """How many signs of life this process of a rank has given."""
+        return int(self.store.add(f"offbeat/beat/{rank}/{attempt}", 0))
 
     def done(self) -> None:
         """This host's workers have all ended well."""

@@ -34,6 +34,7 @@ try:
     from offbeat.cluster.hosts import Hosts, StoreLost, World
     from offbeat.cluster.memory import drop_file, make_file
     from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess
+    from offbeat.cluster.pulse import BEATS, SILENT
     from offbeat.cluster.watch import first_line
 finally:
     if _quiet:
@@ -84,6 +85,10 @@ class Launcher:
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
         self._reported_done = False
+        self._listened = 0.0
+        self._beats: dict[
+            int, tuple[int, float]
+        ] = {}  # each process's last sign of life, and when it was new
         self._attempts: dict[int, int] = {}  # how often each rank was started again
         self._outcome: Outcome | None = None
         self._last_words: list[str] = []
@@ -149,6 +154,9 @@ class Launcher:
         if self._signals:
             name = signal.Signals(self._signals[0]).name
             return Outcome(128 + self._signals[0], f"stopped by {name} on {self._place()}")
+        if self.spec.minimum is not None and time.monotonic() > self._listened + self.spec.heartbeat / BEATS:
+            self._listened = time.monotonic()
+            self._end_the_silent()
         ended = [(worker, exit) for worker in self.workers.values() if (exit := worker.poll())]
         failed = [(worker, exit) for worker, exit in ended if exit.code]
         if failed and (outcome := self._on_exit(failed)) is not None:
@@ -184,6 +192,23 @@ class Launcher:
             message += f"; so did {', '.join(others)}"
         self._last_words = worker.last_words()
         return Outcome(1, message, () if worker.shown else tuple(self._last_words))
+
+    def _end_the_silent(self) -> None:
+        """Kills this host's workers that give no sign of life any more: stopped, or hung for good."""
+        assert self._hosts is not None
+        now = time.monotonic()
+        for rank, worker in self.workers.items():
+            if worker.exit is not None:
+                continue
+            with contextlib.suppress(RuntimeError):
+                beat = self._hosts.beat(rank, self._attempts.get(rank, 0))
+                count, since = self._beats.get(worker.pid, (0, now))
+                if beat != count or not beat:  # none at all: it is still starting
+                    self._beats[worker.pid] = beat, now
+                elif now - since > SILENT * self.spec.heartbeat:
+                    silence = f"no sign of life for {now - since:.1f} s (--heartbeat {self.spec.heartbeat:g})"
+                    self._note(f"rank {rank} on {self._place()} has given {silence}: it is killed")
+                    worker.signal(signal.SIGKILL)
 
     def _replace(self, worker: WorkerProcess, exit: Exit) -> bool:
         """Tells the others that this worker is dead, and starts it again, unless it was so too often: then
@@ -264,6 +289,7 @@ class Launcher:
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
             "OFFBEAT_STRAGGLERS": spec.stragglers,
             "OFFBEAT_MIN": spec.minimum,
+            "OFFBEAT_HEARTBEAT": None if spec.minimum is None else f"{spec.heartbeat:g}",
             "OFFBEAT_SHARDS": self._shards,
             "OFFBEAT_VIRTUAL": spec.virtual,
             "OFFBEAT_CLUSTER": spec.cluster,

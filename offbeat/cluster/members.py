@@ -62,10 +62,12 @@ class Members:
         self.knocking = False  # newcomers are to be let in, as soon as all members hold the same
         self.grown = False  # newcomers have come since somebody cared
         self.arrived: int | None = None  # this worker is a newcomer: whose state and place it is to take
-        if roll is None or not roll.attempt:
-            self.epoch = here().epoch(0, range(world), rank, store, on, roll is not None)
-        else:
+        if roll is None:
+            self.epoch = here().epoch(0, range(world), rank, store, on)
+        elif roll.attempt:
             self._arrive(roll)
+        else:
+            self._begin(roll)
 
     @property
     def units(self) -> int:
@@ -234,6 +236,16 @@ class Members:
         self._enter(number, members, f"{_names(sorted(found))} came", True)
         self.live = self.epoch.size
         return found
+
+    def _begin(self, roll: Roll) -> None:
+        """The job's first epoch: of those who come, for some may die before."""
+        number, members = -1, list(range(self.world))
+        while True:
+            decision = roll.call(number, members, {})
+            number, members = decision["epoch"], decision["members"]
+            with contextlib.suppress(PeerLost):
+                self.epoch = here().epoch(number, members, self.rank, self.store, self._on, True)
+                return
 
     def _arrive(self, roll: Roll) -> None:
         where = roll.knock()

@@ -16,6 +16,9 @@ Show = Literal["none", "first", "all"]
 WIRES = ("bf16", "fp32")
 ON_DIVERGE = ("raise", "rollback", "ignore")
 
+HOST_SILENT = 5
+"""Heartbeat intervals without a sign of life after which a host is given up, in a job that survives that."""
+
 _ENDPOINT = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -32,7 +35,9 @@ class LaunchSpec:
     and must be the same on all hosts; so must `on_diverge`, what follows when training diverges: an error
     ("raise", the default), the last checkpoint and BSP from there on ("rollback"), or nothing ("ignore"); and
     `stragglers`, what is done about slow workers (`offbeat.policies`). With a `minimum` the job goes on when
-    workers are killed, as long as so many are left, and each is started again, `restarts` times at most.
+    workers are killed, as long as so many are left, and each is started again, `restarts` times at most; one
+    that has given no sign of life for three times `heartbeat` seconds is killed, and a host that hasn't for
+    five is given up.
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
     `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
@@ -56,6 +61,7 @@ class LaunchSpec:
     stragglers: str | None = None
     minimum: int | None = None
     restarts: int = 3
+    heartbeat: float = 2.0
     rdzv_timeout: float = 300.0
     host_timeout: float = 30.0
     grace: float = 5.0
@@ -92,6 +98,8 @@ class LaunchSpec:
             raise LaunchError(f"--min {self.minimum}: more than the {self.workers} workers of the job (-n)")
         if self.restarts < 0:
             raise LaunchError(f"--restarts {self.restarts}: a number of times, from 0")
+        if not 0.1 <= self.heartbeat <= 600:
+            raise LaunchError(f"--heartbeat {self.heartbeat:g}: seconds, from 0.1 to 600")
         for name, seconds in (
             ("--rdzv-timeout", self.rdzv_timeout),
             ("host_timeout", self.host_timeout),
@@ -111,6 +119,11 @@ class LaunchSpec:
     def prefixed(self) -> bool:
         """Whether the workers' lines need their rank before them (virtual workers' have it)."""
         return self.show == "all" and self.virtual is None
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life until a host counts as lost."""
+        return self.host_timeout if self.minimum is None else HOST_SILENT * self.heartbeat
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -22,8 +23,11 @@ class Watch:
     """A thread that looks into the store a few times a second, through a connection of its own: a silent
     cut of the network must not stop the launcher from tending its workers."""
 
-    def __init__(self, store: TCPStore, spec: LaunchSpec):
-        self._store, self._spec = store, spec
+    def __init__(
+        self, store: TCPStore, spec: LaunchSpec, workers: Sequence[int], note: Callable[[str], None]
+    ):
+        self._store, self._spec, self._workers, self._note = store, spec, workers, note
+        self._lost_nodes: set[int] = set()
         self._failed: dict[str, Any] | None = None
         self.lost: str | None = None
         self.all_done = False
@@ -37,8 +41,8 @@ class Watch:
         if self._failed is not None:
             return self._failed
         # Not every call of the store keeps to its time-out when the network falls silent.
-        if not self._stop.is_set() and time.monotonic() - self._answered > self._spec.host_timeout:
-            self.lost = self.lost or f"no answer for {self._spec.host_timeout:g} s"
+        if not self._stop.is_set() and time.monotonic() - self._answered > self._spec.silence:
+            self.lost = self.lost or f"no answer for {self._spec.silence:g} s"
         if self.lost is not None:
             raise StoreLost(self.lost)
         return None
@@ -56,7 +60,7 @@ class Watch:
                 if self._store.check(["launcher/failed"]):
                     self._failed = json.loads(self._store.get("launcher/failed"))
                     return
-                if all(self._store.check([f"launcher/done/{r}"]) for r in nodes):
+                if all(self._store.check([f"launcher/done/{r}"]) or self._given_up(r) for r in nodes):
                     self.all_done = True
                 if self._spec.node_rank == 0:
                     self._listen()
@@ -72,11 +76,33 @@ class Watch:
             beat = self._store.add(f"launcher/beat/{node}", 0)
             if beat != count:
                 self._seen[node] = (beat, now)
-            elif now - since > self._spec.host_timeout and not self._store.check([f"launcher/left/{node}"]):
+            elif now - since > self._spec.silence and not self._store.check([f"launcher/left/{node}"]):
+                if self._spec.minimum is not None:
+                    self._give_up(node)
+                    continue
                 name = json.loads(self._store.get(f"launcher/host/{node}"))["host"]
-                message = f"node {node} ({name}) has not been heard of for {self._spec.host_timeout:g} s"
+                message = f"node {node} ({name}) has not been heard of for {self._spec.silence:g} s"
                 value = {"node": node, "message": message, "detail": []}
                 self._store.compare_set("launcher/failed", "", json.dumps(value))
+
+    def _given_up(self, node: int) -> bool:
+        return bool(self._store.check([f"launcher/lost/{node}"]))
+
+    def _give_up(self, node: int) -> None:
+        """A host has fallen silent, and the job goes on without its workers."""
+        if node in self._lost_nodes:
+            return
+        self._lost_nodes.add(node)
+        first = sum(self._workers[:node])
+        for rank in range(first, first + self._workers[node]):
+            known = self._store.check([f"offbeat/attempt/{rank}"])
+            attempt = int(self._store.get(f"offbeat/attempt/{rank}")) if known else 0
+            self._store.set(f"offbeat/dead/{rank}/{attempt}", "1")
+        self._store.add("offbeat/deaths", 1)
+        self._store.set(f"launcher/lost/{node}", "1")
+        self._note(
+            f"node {node} has not been heard of for {self._spec.silence:g} s: the others go on without it"
+        )
 
 
 def first_line(error: BaseException) -> str:

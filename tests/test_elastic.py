@@ -1,0 +1,139 @@
+"""Jobs that survive deaths, by the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from commands import Command
+
+from offbeat import journal
+
+TRAIN = """
+import os, time
+from pathlib import Path
+import torch, offbeat
+offbeat.init(seed=3)
+mine = Path(f"pid{offbeat.rank()}.{os.environ['TORCHELASTIC_RESTART_COUNT']}")
+if EARLY:
+    mine.write_text(str(os.getpid()))
+    time.sleep(1)
+data = torch.randn(4000, 8), torch.randn(4000, 1)
+model = torch.nn.Linear(8, 1)
+sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.01), total=TOTAL)
+for x, y in sync.batches(data, batch_size=4):
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    time.sleep(0.02)
+    sync.step()
+    mine.write_text(str(os.getpid()))
+    if offbeat.rank() == 1 and FAILS and sync.units > 30:
+        raise ValueError("no luck")
+print("ended with", sync.units, float(sum(p.double().sum() for p in model.parameters())))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def job(total: int, *words: object, fails: bool = False, early: bool = False) -> Command:
+    text = TRAIN.replace("TOTAL", str(total)).replace("FAILS", str(fails)).replace("EARLY", str(early))
+    Path("train.py").write_text(text)
+    return Command("run", "-n", 3, "--out", "out", "--all-output", *words, "train.py")
+
+
+def wait_for(path: str, seconds: float = 60) -> int:
+    """The pid that a worker has written down."""
+    end = time.monotonic() + seconds
+    while not (Path(path).exists() and Path(path).read_text()):
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.02)
+    return int(Path(path).read_text())
+
+
+def same_end(out: str, ranks: int) -> None:
+    ends = [line.partition("ended with ")[2] for line in out.splitlines() if "ended with" in line]
+    assert len(ends) == ranks, out
+    assert len(set(ends)) == 1, ends
+
+
+@pytest.mark.parametrize(
+    ("number", "plan"),
+    [
+        (signal.SIGKILL, "bsp:50% asp"),
+        pytest.param(signal.SIGKILL, "dasgd(4,2)", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "bsp", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "asp", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_or_hung_worker_is_replaced(number: signal.Signals, plan: str) -> None:
+    command = job(3000, "--min", 2, "--heartbeat", 1, "--plan", plan)
+    os.kill(wait_for("pid1.0"), number)
+    code, out, err = command.end()
+    assert code == 0, err
+    assert "rank 1" in err
+    assert "starts again (1 of 3 times)" in err
+    same_end(out, 3)
+    rows = journal.read("out")
+    members = [row["members"] for row in rows if row["type"] == "members"]
+    assert members[0] == [0, 2]
+    assert members[-1] == [0, 1, 2]
+    assert next(row["units"] for row in rows if row["type"] == "end") >= 3000
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_before_all_have_met_is_replaced() -> None:
+    command = job(3000, "--min", 2, early=True)
+    os.kill(wait_for("pid1.0"), signal.SIGKILL)
+    code, out, err = command.end()
+    assert code == 0, err
+    same_end(out, 3)
+
+
+@pytest.mark.slow
+def test_without_restarts_the_others_go_on_alone() -> None:
+    command = job(900, "--min", 1, "--restarts", 0)
+    os.kill(wait_for("pid1.0"), signal.SIGKILL)
+    code, out, err = command.end()
+    assert code == 0, err
+    assert "the others go on without it" in err
+    same_end(out, 2)
+
+
+@pytest.mark.slow
+def test_below_the_minimum_the_job_is_saved_and_ends() -> None:
+    command = job(3000, "--min", 3, "--restarts", 0)
+    os.kill(wait_for("pid1.0"), signal.SIGKILL)
+    code, _, err = command.end()
+    assert code == 1
+    assert "BelowMinimum: 2 workers are left, fewer than --min 3" in err
+    assert Path("out/last.pt").exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_the_script_still_ends_the_job() -> None:
+    code, _, err = job(3000, "--min", 2, fails=True).end()
+    assert code == 1
+    assert "ValueError: no luck" in err
+    assert "starts again" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--min", 0], "--min 0: at least one worker"),
+        (["--min", 4], "--min 4: more than the 3 workers"),
+        (["--heartbeat", 3], "--heartbeat 3 belongs to a job that survives deaths: add --min"),
+        (["--min", 2, "--heartbeat", 0], "--heartbeat 0: seconds, from 0.1 to 600"),
+        (["--stragglers", "lazy"], "--stragglers is one of off, observe, greedy, elastic; got 'lazy'"),
+        (["--stragglers", "elastic(window=few)"], "window is a whole number; got 'few'"),
+    ],
+)
+def test_wrong_words_start_nothing(words: list[object], text: str) -> None:
+    code, _, err = job(30, *words).end()
+    assert code == 2
+    assert text in err
