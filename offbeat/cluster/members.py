@@ -57,6 +57,7 @@ class Members:
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
         self._last: Exchange | None = None
         self._departed: set[int] = set()
+        self.left: set[int] = set()  # who have no more data, and wait for the end
         self.outside: frozenset[int] = frozenset()  # excluded, until they are readmitted
         self._readmitted = 0  # how often
         self.knocking = False  # newcomers are to be let in, as soon as all members hold the same
@@ -135,6 +136,7 @@ class Members:
             return
         staying = [r for r in self.epoch.members if r not in self._departed]
         left, self._departed = sorted(self._departed), set()
+        self.left |= set(left)
         # What is still under way in the old epoch holds on to its groups until it lands.
         self._enter(self.epoch.number + 1, staying, f"{_names(left)} ran out of data")
         self.live = min(self.live, self.epoch.size)
@@ -259,20 +261,25 @@ class Members:
     def call_back(self) -> int | None:
         """The job is over for those who stayed: calls those who left earlier into a last epoch of all.
         Returns the rank that holds the final state, None if nobody had left."""
-        if self.epoch.size == self.world:
+        gone = self.roll.dead if self.roll is not None else lambda rank: False
+        back = [rank for rank in sorted(self.left) if not gone(rank)]
+        self.left = set()
+        if not back:
             return None
         number, source = self.epoch.number + 1, self.epoch.members[0]
         self.place(self.clock, self.units)  # counted by those who stayed
         if self.rank == source:
-            self.store.set("final", json.dumps({"epoch": number, "source": source}))
-        self._enter(number, range(self.world), "the end: those who had left are back")
+            call = {"epoch": number, "source": source, "members": sorted({*self.epoch.members, *back})}
+            self.store.set("final", json.dumps(call))
+        self._enter(number, sorted({*self.epoch.members, *back}), "the end: those who had left are back")
         return source
 
     def wait_for_call(self) -> int:
         """This worker has left: waits for the last epoch. Returns the rank that holds the final state."""
         final = self._wait_for("final")
         self.outside = frozenset()
-        self._enter(final["epoch"], range(self.world), "the end: those who had left are back")
+        self.left = set()
+        self._enter(final["epoch"], final["members"], "the end: those who had left are back")
         return int(final["source"])
 
     def _enter(self, number: int, members: Any, reason: str, lossy: bool = False) -> None:

@@ -490,6 +490,7 @@ class ReplicaWorker(Worker):
         """What else belongs to the job's place."""
         mine = {
             "total": self.total,
+            "left": sorted(self.team.left),
             "protocol": str(self.protocol),
             "started": self.journal.started,
             "seconds": self.meter.before + self.meter.seconds,
@@ -500,6 +501,7 @@ class ReplicaWorker(Worker):
         if self.meter.seconds == 0:
             self.meter.before = rest["seconds"]
         self.total = self.total if rest["total"] is None else rest["total"]
+        self.team.left = set(rest["left"])
         self.take_more(rest["more"])
 
     # Members that die, and members that come
