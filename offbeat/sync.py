@@ -135,9 +135,8 @@ class Synchronizer:
             cut=cut,
             roll=roll,
         )
-        self._pulse = None
         if roll is not None and not here().virtual:
-            self._pulse = Pulse(self.worker.team, mine.connect(), mine.heartbeat)
+            Pulse(self.worker.team, mine.connect(), mine.heartbeat)
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = mine.seed
@@ -428,8 +427,6 @@ class Synchronizer:
         self.worker.averager.release()
         self.worker.release()
         self._telemetry.close()
-        if self._pulse is not None:
-            self._pulse.close()
         self.journal.close()
         exits.forget(self)
 

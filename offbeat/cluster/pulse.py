@@ -8,6 +8,7 @@ launcher has said that one of them is dead, which a silently cut network would n
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,24 +21,20 @@ SILENT = 3
 
 
 class Pulse:
-    """board: the job's store, on a connection that nobody else uses. heartbeat: seconds."""
+    """board: the job's store, on a connection that nobody else uses. heartbeat: seconds. It goes on to the
+    process's end: what a script does after its job may take long."""
 
     def __init__(self, team: Members, board: Any, heartbeat: float):
         assert team.roll is not None
         self._team, self._board, self._heartbeat = team, board, heartbeat
         self._key = f"beat/{team.roll.rank}/{team.roll.attempt}"
         self._known = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="offbeat-pulse", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2)
+        threading.Thread(target=self._run, name="offbeat-pulse", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._heartbeat / BEATS):
+            while True:
+                time.sleep(self._heartbeat / BEATS)
                 self._board.add(self._key, 1)
                 if (deaths := int(self._board.add("deaths", 0))) != self._known:
                     self._known = deaths
