@@ -24,9 +24,12 @@ SAMPLE = (
 """Of the matrix of deaths."""
 
 
+FEW = {"TestReal": 8, "TestVirtual": 3, "": 12}
+"""Of a test with more settings than these (of a suite, or of none) every third is run each time."""
+
+
 def slow(item: pytest.Item) -> bool:
-    suite = getattr(getattr(item, "cls", None), "__name__", "")
-    name = getattr(item, "originalname", "")
+    suite, name = _of(item)
     if suite == "TestVirtual":
         return name in SLOW or "wire]" in item.name or "hosts1" in item.name
     if suite == "TestLosses":
@@ -34,7 +37,19 @@ def slow(item: pytest.Item) -> bool:
     return suite == "TestReal" and "hosts1" in item.name and "asp" not in item.name
 
 
+def _of(item: pytest.Item) -> tuple[str, str]:
+    return getattr(getattr(item, "cls", None), "__name__", ""), getattr(item, "originalname", "")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    engines = [item for item in items if item.path.stem in ("test_real", "test_virtual")]
+    groups: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in engines:
+        groups.setdefault(_of(item), []).append(item)
+    for (suite, _), group in groups.items():
+        for number, item in enumerate(group):
+            if len(group) > FEW.get(suite, 12) and number % 3:
+                item.add_marker(pytest.mark.slow)
     for item in items:
         if slow(item):
             item.add_marker(pytest.mark.slow)
