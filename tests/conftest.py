@@ -24,7 +24,7 @@ SAMPLE = (
 """Of the matrix of deaths."""
 
 
-FEW = {"TestReal": 8, "TestVirtual": 3, "": 12}
+FEW = {"TestReal": 3, "TestVirtual": 1, "": 5}
 """Of a test with more settings than these (of a suite, or of none) every third is run each time."""
 
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         groups.setdefault(_of(item), []).append(item)
     for (suite, _), group in groups.items():
         for number, item in enumerate(group):
-            if len(group) > FEW.get(suite, 12) and number % 3:
+            if len(group) > FEW.get(suite, 5) and number % 3:
                 item.add_marker(pytest.mark.slow)
     for item in items:
         if slow(item):
