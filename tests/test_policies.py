@@ -725,6 +725,28 @@ def test_greedy_goes_to_asp_and_comes_back() -> None:
     assert Scripted({12: {1}, 24: set()}, by="units").drive(GREEDY) == told
 
 
+class Late(Scripted):
+    """Claims its first unit of a detour when nobody is slow any more: asking whether it runs tells it so."""
+
+    calm = False
+
+    @property
+    def running(self) -> bool:
+        self.calm = self.told[-1:] == ["wait settled"]
+        return super().running
+
+    @property
+    def stragglers(self) -> frozenset[int]:
+        return frozenset() if self.calm else super().stragglers
+
+
+def test_greedy_does_nothing_in_a_detour_that_is_over_already() -> None:
+    worker = Late({2: {1}})
+    told = worker.drive(Greedy(BSP(), ASP(), 32))
+    begun = len(bsp(2))
+    assert told[begun : begun + 4] == settle("asp") + settle("bsp")
+
+
 def test_greedy_doesnt_mind_a_second_straggler_during_a_detour() -> None:
     overlapping = {3: {1}, 4: {1, 2}, 5: {2}, 6: set[int]()}
     assert Scripted(overlapping).drive(GREEDY) == Scripted(ONCE).drive(GREEDY)

@@ -121,12 +121,13 @@ class Greedy(Switch):
         return (self.then if w.stragglers or w.served(self.first, self.at) else self.first).current(w)
 
     def run(self, w: Worker) -> Program:
+        slow = bool(w.stragglers)  # at a phase's begin: on shards `running` may be the first to know better
         while w.running and not w.served(self.first, self.at):
-            slow = bool(w.stragglers)
             turn = While(w, partial(self._unchanged, w, slow))
             yield from (self.then if slow else self.first).run(turn)
             if not self._unchanged(w, slow):  # else a checkpoint interrupts it, or the job is over
                 yield w.settle(then=self)
+                slow = bool(w.stragglers)
         yield from self.then.run(w)
 
     def _unchanged(self, w: Worker, slow: bool) -> bool:
