@@ -200,17 +200,6 @@ def test_a_missing_member_keeps_its_state_and_its_count_begins_anew() -> None:
     assert detector.look(fast).cleared == (3,)
 
 
-def test_forgotten() -> None:
-    detector = Detector()
-    rows = [level(4, r3=0.5)] * 3
-    for row in rows:
-        detector.look(row)
-    detector.forget(3)
-    detector.forget(7)  # who was never there
-    assert detector.stragglers == frozenset()
-    assert [detector.look(row).flagged for row in rows] == [(), (), (3,)]
-
-
 def test_persistent_is_told_once_and_again_after_it_was_cleared() -> None:
     detector = Detector(Detection(count=2))
     slow, fast = level(4, r1=0.5), level(4)

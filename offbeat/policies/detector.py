@@ -120,13 +120,6 @@ class Detector:
         persistent = self._persistent(at, speeds)
         return Look(dict(speeds), limit, slow, tuple(flagged), tuple(cleared), self.stragglers, persistent)
 
-    def forget(self, rank: int) -> None:
-        """A member has been replaced or has left for good."""
-        self.stragglers -= {rank}
-        self._rows.pop(rank, None)
-        self._since.pop(rank, None)
-        self._told.discard(rank)
-
     def _limits(self, speeds: Sequence[float]) -> tuple[float, float]:
         """Below the first a member is slow; from the second on a straggler has recovered."""
         if len(speeds) < 2:
