@@ -61,6 +61,8 @@ class Epoch:
     Three groups, so that an average under way never delays a gradient, and neither delays the small
     words of the control group: `control` (always gloo), `gradients` and `averages` (NCCL where `on` is a
     CUDA device, else gloo). An epoch of one member has no groups: its collectives are done at once.
+
+    forming: how long the members may take to connect. Raises PeerLost when they don't come together.
     """
 
     def __init__(

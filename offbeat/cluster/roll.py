@@ -4,7 +4,10 @@ Keys, all in the job's part of the store:
 
 dead/<rank>/<attempt>          by a launcher: this process of the rank has ended
 roll/<epoch>/<rank>            a survivor of the epoch, and where it stands
-roll/<epoch>/decision          {"epoch", "members", "attempts", "rows"}: how those who answered go on
+deaths                         counts them
+attempt/<rank>                 by a launcher: the attempt that takes, or would take, a dead one's place
+beat/<rank>/<attempt>          counts a process's signs of life (`pulse`)
+roll/<epoch>/decision          {"epoch", "members", "rows"}: how those who answered go on
 knock/<rank>                   a newcomer's attempt
 knocks                         counts them
 over                           the job is over
