@@ -512,8 +512,9 @@ class Synchronizer:
         self._course.resume()
 
     def _persistent(self, rank: int) -> None:
-        text = f"rank {rank} has been slow for more than {PERSISTENT:g} s: ask for a replacement"
-        self.warn(text, own=True)
+        if self.journal.path is not None:  # all members know it: the one that keeps the journal says it
+            text = f"rank {rank} has been slow for more than {PERSISTENT:g} s: ask for a replacement"
+            self.warn(text, own=True)
 
     def _mending(self, action: Callable[[], object]) -> bool:
         """Does `action`; when a member dies meanwhile, the others go on without it from where they all stand.

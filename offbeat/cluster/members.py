@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -138,7 +138,7 @@ class Members:
         left, self._departed = sorted(self._departed), set()
         self.left |= set(left)
         # What is still under way in the old epoch holds on to its groups until it lands.
-        self._enter(self.epoch.number + 1, staying, f"{_names(left)} ran out of data")
+        self._enter(self.epoch.number + 1, staying, f"{names_of(left)} ran out of data")
         self.live = min(self.live, self.epoch.size)
 
     def break_up(self, reason: str) -> None:
@@ -209,7 +209,9 @@ class Members:
             number, before, members = decision["epoch"], members, decision["members"]
             lost = sorted(set(before) - set(members))
             try:
-                self._enter(number, members, f"{_names(lost)} died" if lost else "the connection broke", True)
+                self._enter(
+                    number, members, f"{names_of(lost)} died" if lost else "the connection broke", True
+                )
             except PeerLost:
                 continue
             self.live = self.epoch.size
@@ -235,7 +237,7 @@ class Members:
         if self.rank == source:
             where = {"epoch": number, "members": members, "source": source}
             roll.admit(sorted(found), {**where, "attempts": roll.attempts})
-        self._enter(number, members, f"{_names(sorted(found))} came", True)
+        self._enter(number, members, f"{names_of(found)} came", True)
         self.live = self.epoch.size
         return found
 
@@ -301,5 +303,5 @@ class Members:
         return collect(self.epoch, text)
 
 
-def _names(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+def names_of(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, sorted(ranks)))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from offbeat.cluster.average import Averager, Mean
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
 from offbeat.cluster.epoch import Epoch, PeerLost
 from offbeat.cluster.flat import Layout, copy
-from offbeat.cluster.members import Members
+from offbeat.cluster.members import Members, names_of
 from offbeat.cluster.reducer import Reducer
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import State, check, collect, receive, share, union
@@ -383,14 +383,17 @@ class ReplicaWorker(Worker):
         return {"flag": int(self._own), "mark": self.state.mark() if self._own else 0}
 
     def _settle_with(self, words: Sequence[Word]) -> None:
-        own = any(word.flag for word in words)
-        if len({word.mark for word in words}) > 1:
-            texts = collect(self.epoch, json.dumps(self.state.describe(counts=True)))
-            self.state.conform(union(texts))
-        self.state.average(self.epoch, own)
+        self._average([word.mark for word in words], any(word.flag for word in words))
         self.take_scale(words)
         self._own = False
         self.averager.release()
+
+    def _average(self, marks: Sequence[int], own: bool) -> None:
+        """All members get the mean; marks: what shape each one's state has."""
+        if len(set(marks)) > 1:
+            texts = collect(self.epoch, json.dumps(self.state.describe(counts=True)))
+            self.state.conform(union(texts))
+        self.state.average(self.epoch, own)
 
     def begin(self, protocol: Protocol) -> None:
         """The plan begins or goes on with `protocol`, all members holding the same."""
@@ -463,7 +466,7 @@ class ReplicaWorker(Worker):
 
     def exclude_now(self, ranks: frozenset[int]) -> None:
         """The members go on without `ranks`; one of those returns when it was called back."""
-        names = _names(ranks)
+        names = names_of(ranks)
         if self.team.exclude(ranks, f"without {names}, which {'is' if len(ranks) == 1 else 'are'} slow"):
             self.journal.keep(False)
             self._return(self.team.wait_outside(f"back among the members: {names}"))
@@ -473,7 +476,7 @@ class ReplicaWorker(Worker):
     def readmit_now(self) -> None:
         """Whoever was excluded is called back and takes the members' state."""
         if self.team.outside:
-            names = _names(self.team.outside)
+            names = names_of(self.team.outside)
             self.settle_now()
             self._return(self.team.readmit(f"back among the members: {names}"))
 
@@ -549,7 +552,7 @@ class ReplicaWorker(Worker):
                 again = self.reconcile(rows, members)
             except PeerLost:
                 continue
-            self.watch.begin()
+            self.watch.forget()  # some may have heard the others' last figures, and some not
             self.journal.record(
                 "recovery",
                 units=self.units,
@@ -595,10 +598,7 @@ class ReplicaWorker(Worker):
             receive(self.epoch, self.state, source)
             self._torn = False
         elif any(row["own"] for row in rows):
-            if len({row["mark"] for row in rows}) > 1:
-                texts = collect(self.epoch, json.dumps(self.state.describe(counts=True)))
-                self.state.conform(union(texts))
-            self.state.average(self.epoch, own=True)
+            self._average([row["mark"] for row in rows], own=True)
         done = {row["rank"]: max(row["clock"] - since, 0) for row in latest}
         clock = max(row["clock"] for row in latest)
         agreed, size = latest[0]["agreed"], len(before)
@@ -700,10 +700,6 @@ class ReplicaWorker(Worker):
                     f"workers must build the same model and optimizer: rank 0 has {here}; rank {rank} has "
                     f"{there}"
                 )
-
-
-def _names(ranks: Collection[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _scale(scaler: Any) -> tuple[float, int]:
