@@ -74,6 +74,11 @@ def arguments() -> argparse.Namespace:
     )
     add("--schedule", choices=SCHEDULES, default="one-cycle")
     add("--evaluate", default="10%", metavar="SHARE", help="of the progress between two evaluations")
+    add(
+        "--bf16",
+        action="store_true",
+        help="compute in bfloat16 where autocast does (the parameters stay float32)",
+    )
     add("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -89,7 +94,8 @@ def main() -> None:
     except FileNotFoundError as error:
         raise SystemExit(f"cifar10.py: {error}") from None
 
-    model = MODELS[args.model](**({} if args.width is None else {"width": args.width})).to(device)
+    model = MODELS[args.model](**({} if args.width is None else {"width": args.width}))
+    model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay
     )
@@ -110,8 +116,9 @@ def main() -> None:
             print(f"{sync.progress:4.0%}  accuracy {values['accuracy']:.4f}  loss {values['loss']:.4f}")
 
     for x, y in sync.batches((train_x, train_y), batch_size=args.batch_size):
-        outputs = model(normalize(augment(x.to(device))))
-        F.cross_entropy(outputs, y.to(device)).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            loss = F.cross_entropy(model(normalize(augment(x.to(device)))), y.to(device))
+        loss.backward()
         sync.step()
         if sync.every(args.evaluate) and not sync.done:
             with sync.consensus():  # all workers enter: the model is their average inside
