@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from offbeat.cluster.spec import LaunchError, LaunchSpec, Show, new_directory
 from offbeat.plan import PlanError, parse, to_text
+from offbeat.runs import audit
 from offbeat.virtual.commands import app as cluster_app
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster_app, name="cluster")
+app.command()(audit)
 
 
 def main() -> None:

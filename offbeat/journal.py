@@ -5,7 +5,7 @@ record has `type` and `t`, seconds since the run's start. Types and their fields
 
 run         started (unix time), script, argv, plan, total, seed, workers, device, backend, wire,
             lr_reference, momentum, parameters, host, versions
-data        batch_size, micro_batches: what `sync.batches` was given
+data        batch_size, micro_batches: what `sync.batches` was given; samples: of the data set, if it is dealt
 start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms, shards_ms (room for shards, where the plan has
             a use for them): what the start of the run cost
 phase       protocol, units, progress: a protocol takes charge
@@ -23,7 +23,10 @@ diverged    rank, clock, units, loss, staleness (null where nothing was pushed),
 rollback    units (where it diverged), path, to_units, reason: on from a checkpoint, with BSP
 straggler   rank, action (flagged or cleared), protocol, units, rule, limit, speeds (by rank, units per second
             of a worker's own time): what the detector has decided, and why
-recovery    units, again (units that are dealt again), ms, epoch: members have died, the others went on
+recovery    units, ms, epoch: members have died, the others went on; again: the units that are dealt again;
+            partly: of them, those whose update a part of the shards has (none on one host)
+ledger      units, pending (units that were given back and not done yet), used: the sum of the marks of the
+            units that the workers have used, as hexadecimal digits (`offbeat.ledger`)
 checkpoint  action (saved or restored), path, units, ms
 warning     message
 error       rank, message

@@ -86,6 +86,7 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
         units=sync.units,
         ms=round((now() - begun) * 1e3, 3),
     )
+    worker.account()
 
 
 def row(sync: Synchronizer, waits: bool = False) -> str:
@@ -143,6 +144,7 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
         units=worker.units,
         ms=round((now() - begun) * 1e3, 3),
     )
+    worker.account()
 
 
 def _check_rest(

@@ -22,6 +22,8 @@ class Stream(ABC):
     """One source of batches, and its place in it."""
 
     batch_size: int | None = None
+    deals = False  # whether all batches are units that Offbeat has dealt
+    samples: int | None = None  # in the data set
 
     @abstractmethod
     def begin(self) -> None:
@@ -86,6 +88,8 @@ def dealt(
 
 
 class _Dealt(Stream):
+    deals = True
+
     def __init__(
         self,
         sync: Synchronizer,
@@ -96,6 +100,7 @@ class _Dealt(Stream):
         collate: Callable[[list[Any]], Any] | None,
     ):
         self._sync, self._micro, self.batch_size = sync, micro_batches, deal.batch_size
+        self.samples = deal.length
         self._data, self._deal, self._num_workers, self._collate = data, deal, num_workers, collate
         self._units: Units | None = None
 
@@ -107,10 +112,10 @@ class _Dealt(Stream):
         deal = replace(self._deal, seed=sync.data_seed)  # a checkpoint may have brought another one
         self._units = Units(self._data, deal, sync.next_units, job.device(), self._num_workers, self._collate)
         while not sync.done:
-            _, batch = self._units.get()
+            unit, batch = self._units.get()
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
             for number, part in enumerate(parts):
-                yield from sync.lend(part, samples_in(part), number == len(parts) - 1, dealt=True)
+                yield from sync.lend(part, samples_in(part), number == len(parts) - 1, unit)
 
     def prepare(self) -> None:
         if self._units is not None:
@@ -171,7 +176,7 @@ class _Loaded(Stream):
                     continue
                 self._taken = number + 1
                 last = (number + 1) % self._micro == 0 or number + 1 == self._length
-                yield from sync.lend(to_device(batch, job.device()), samples_in(batch), last, dealt=False)
+                yield from sync.lend(to_device(batch, job.device()), samples_in(batch), last)
                 if self._over():
                     return
                 if sync.resumed_data is not None:  # the job has gone back to a checkpoint

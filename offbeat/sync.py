@@ -38,6 +38,7 @@ from offbeat.course import Course
 from offbeat.cut import way_of
 from offbeat.hyper import Configuration, stepper
 from offbeat.journal import Journal
+from offbeat.ledger import mark
 from offbeat.marks import Marks
 from offbeat.plan import check as plan_check
 from offbeat.policies.detector import PERSISTENT
@@ -249,7 +250,9 @@ class Synchronizer:
             self._stream = dealt(self, data, batch_size, micro_batches, shuffle, num_workers, collate_fn)
         self._stream.begin()
         here().begins(self, data=True)
-        self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches)
+        self.worker.keeps_ledger = self._stream.deals
+        size = {"samples": self._stream.samples} if self._stream.deals else {}
+        self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches, **size)
         return self._stream.batches()
 
     def step(self, scaler: Any = None) -> None:
@@ -466,16 +469,18 @@ class Synchronizer:
         """The sum of every worker's units."""
         return self.worker.team.sum(own) * here().alike
 
-    def lend(self, batch: Any, samples: int, last: bool, dealt: bool) -> Iterator[Any]:
-        """Gives the loop one micro-batch, and sees to it that the unit's last one ends in a step."""
+    def lend(self, batch: Any, samples: int, last: bool, unit: int | None = None) -> Iterator[Any]:
+        """Gives the loop one micro-batch, and sees to it that the last one of a dealt unit ends in a step."""
         steps = self._steps
+        if unit is not None:
+            self.worker.lent = mark(unit)
         self._telemetry.batch_samples += samples
         self.worker.reducer.hold = not last
         try:
             yield batch
         finally:
             self.worker.reducer.hold = False
-        if dealt and last and not self.done and self._steps == steps:
+        if unit is not None and last and not self.done and self._steps == steps:
             raise RuntimeError(
                 "every batch of sync.batches(...) is one unit and ends in one sync.step(), which was not "
                 "called: to accumulate gradients over several, use sync.batches(..., micro_batches=k)"

@@ -151,6 +151,7 @@ class Telemetry:
         samples = sum(row["samples"] for row in rows)
         spent = sum(row["busy_s"] + row["wait_s"] for row in rows)
         self._journal.record("workers", workers=rows)
+        self._worker.account()
         self._journal.record(
             "end",
             seconds=round(seconds, 4),

@@ -12,7 +12,7 @@ import pytest
 from offbeat import journal
 from tests import scripts_losses
 from tests.contract_parity import all_hold_the_same
-from tests.engines import Died, RemoteError
+from tests.engines import Died, RemoteError, audit_of
 from tests.scripts_losses import Loss
 
 SHARDS = [
@@ -72,6 +72,7 @@ class Losses:
         kinds = Counter(row["type"] for row in journal.read(engine.out))
         assert kinds["recovery"] >= 1
         assert kinds["end"] == 1
+        assert all(one.clean and one.ended for one in audit_of(engine.out))
 
     @pytest.mark.parametrize("who", [0, 2])
     @pytest.mark.parametrize("hosts", [(0, 0, 0, 0), (0, 0, 1, 1)])
@@ -86,6 +87,10 @@ class Losses:
         assert 240 <= found[0].units < (244 if plan.endswith("bsp") else 241)
         assert math.isfinite(float(found[0].final.sum()))
         assert [row for row in journal.read(engine.out) if row["type"] == "recovery"]
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+        assert len(proof.partly) <= (1 if len(set(hosts)) > 1 else 0)
         # A unit that was pushed when its worker died, before that could write it down, is missing here.
         seen = samples_seen(engine, 4)
         assert len(seen) >= 960 - 4

@@ -24,7 +24,8 @@ EACH = ["bsp", "local(3)", "dasgd(4,2)", "dasgd(4,3,0.5,delta)", "bsp:25% dasgd(
 FIELDS = {
     "run": {"started", "script", "argv", "plan", "total", "seed", "workers", "device", "backend", "wire"}
     | {"lr_reference", "momentum", "parameters", "host", "versions"},
-    "data": {"batch_size", "micro_batches"},
+    "data": {"batch_size", "micro_batches", "samples"},
+    "ledger": {"units", "pending", "used"},
     "start": {"import_ms", "rendezvous_ms", "broadcast_ms"},
     "phase": {"protocol", "units", "progress"},
     "switch": {"from", "to", "units", "progress", "drain_ms", "settle_ms", "transfer_ms"},

@@ -21,6 +21,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from offbeat import journal
+from offbeat.audit import Audit, audit
 from tests.forks import context
 
 CLUSTER = Path(__file__).with_name("cluster.toml")
@@ -49,6 +51,15 @@ class Died:
 
 class Hang(AssertionError):
     """Workers that did not come back in time, with where they stood."""
+
+
+def audit_of(out: Path) -> list[Audit]:
+    """What the run's journal proves; whatever the run was about, nothing in it may be wrong."""
+    path = out / "journal.jsonl"
+    found = audit(journal.read(path)) if path.exists() else []
+    if wrong := [line for one in found for line in one.wrong]:
+        raise AssertionError("\n".join(wrong))
+    return found
 
 
 class RealEngine:
@@ -138,11 +149,13 @@ class RealEngine:
         for rank in range(workers):
             start(rank, 0)
         try:
-            return self._gather(processes, pipes, timeout, restart)
+            found = self._gather(processes, pipes, timeout, restart)
         finally:
             for process in processes:
                 process.join(0.0 if process.exitcode is None and not process.is_alive() else 5.0)
                 _kill(process)
+        audit_of(self.out)
+        return found
 
     def _gather(
         self,
@@ -266,6 +279,7 @@ class VirtualEngine(RealEngine):
             _kill(process)
         if isinstance(found, RemoteError | Died):
             raise AssertionError(f"{found}\n{self.log(0)}")
+        audit_of(self.out)
         return found
 
 

@@ -101,3 +101,15 @@ def mortal(loss: Loss) -> Result:
                 sync.save(Path(os.environ["OFFBEAT_OUT"]) / "at.pt")
     attempt = offbeat.job.current().attempt
     return result(model, optimizer, sync, notes={"voids": voids, "attempt": attempt, "end": flat(model)})
+
+
+def stray(loss: Loss) -> Result:
+    """Rank `who` computes each of its units twice in a row, and misses every other one."""
+    model, optimizer, sync = loss.start()
+    plain = sync.next_units
+    if offbeat.rank() == loss.who:
+        sync.next_units = lambda count: [unit // 4 * 4 for unit in plain(count)]  # type: ignore[method-assign]
+    for x, y, _ in sync.batches(table(400, loss.dtype), 4):
+        loss_of(model, x, y).backward()
+        sync.step()
+    return result(model, optimizer, sync)

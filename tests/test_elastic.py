@@ -83,6 +83,9 @@ def test_a_killed_or_hung_worker_is_replaced(number: signal.Signals, plan: str) 
     assert members[0] == [0, 2]
     assert members[-1] == [0, 1, 2]
     assert next(row["units"] for row in rows if row["type"] == "end") >= 3000
+    found = Command("audit", "out").end()
+    assert found[0] == 0, found
+    assert "clean: each unit was used by exactly one committed update; of 4,000 samples, 3 whole" in found[1]
 
 
 @pytest.mark.slow

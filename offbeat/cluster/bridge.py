@@ -87,7 +87,7 @@ class Remote:
             for bridge in bridges
         ]
         self._shaped = [b.shaped(g.pieces) for b, g in zip(self.bridges, self._gradients, strict=True)]
-        self._sent: list[Tensor] = []  # until the next pull they must not change
+        self.sent: list[tuple[Push, Tensor]] = []  # by shard; until the next pull they must not change
         self._asked = False
 
     def push(
@@ -95,13 +95,13 @@ class Remote:
     ) -> None:
         """Where nothing is bounded the parameters are asked for at once, shard by shard: one comes while
         the next one's gradient is still going."""
-        self._sent, self._asked = [], push.after == -inf
+        self.sent, self._asked = [], push.after == -inf
         for shard, (bridge, gradient) in enumerate(zip(self.bridges, self._gradients, strict=True)):
             if not skip:
                 bridge.write_gradient(self._shaped[shard])
             data = gradient.narrow() if narrow else gradient.region
-            self._sent.append(data)
             one = replace(push, seen=seen[self.shards[shard]])
+            self.sent.append((one, data))
             self.client.push(shard, one, memoryview(data.numpy()), narrow)  # type: ignore[arg-type]
             if self._asked:
                 self._pull(-inf, take, [shard], note=True)

@@ -59,7 +59,7 @@ COMMITS = (Event.REDUCE, Event.AVERAGE, Event.SETTLE, Event.IDLE)
 NEWS = 1 << 32
 """In a packed word's event: a newcomer waits."""
 
-_FIELDS = struct.Struct("<qqqqdqq")
+_FIELDS = struct.Struct("<qqqqdqqQQ")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Word:
     units: mini-batches it has done since the members last agreed; clock: its steps; scale, growth: its
     GradScaler's (0 without one); mark: a check value that has to be the same on all (what it checks
     depends on the event); flag: the event's own; unused: bit i is set when its parameter i has no
-    gradient; news: a newcomer waits to be let in.
+    gradient; used: the marks (`offbeat.ledger`) of the units that `units` counts; lent: the mark of the unit
+    whose gradient is reduced; news: a newcomer waits to be let in.
     """
 
     event: Event
@@ -80,6 +81,8 @@ class Word:
     growth: int = 0
     flag: int = 0
     unused: int = 0
+    used: int = 0
+    lent: int = 0
     news: bool = False
 
     @property
@@ -93,15 +96,17 @@ class Word:
 
     def to_bytes(self, parameters: int) -> bytes:
         event = self.event | NEWS if self.news else self.event
-        fields = (event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
-        return _FIELDS.pack(*fields) + self.unused.to_bytes((parameters + 7) // 8, "little")
+        numbers = (event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
+        return _FIELDS.pack(*numbers, self.used, self.lent) + self.unused.to_bytes(
+            (parameters + 7) // 8, "little"
+        )
 
     @classmethod
     def from_bytes(cls, row: bytes) -> Word:
-        event, clock, units, mark, scale, growth, flag = _FIELDS.unpack_from(row)
+        event, clock, units, mark, scale, growth, flag, used, lent = _FIELDS.unpack_from(row)
         unused = int.from_bytes(row[_FIELDS.size :], "little")
         news, event = bool(event & NEWS), event & ~NEWS
-        return cls(Event(event), clock, units, mark, scale, growth, flag, unused, news)
+        return cls(Event(event), clock, units, mark, scale, growth, flag, unused, used, lent, news)
 
 
 class Exchange:

@@ -23,6 +23,7 @@ from offbeat.cluster.epoch import PATIENCE, PeerLost
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import collect, share
 from offbeat.journal import Journal
+from offbeat.ledger import WORD
 from offbeat.site import here
 
 
@@ -55,6 +56,8 @@ class Members:
         self.broken: str | None = None  # why the members cannot go on together
         self.apart = False  # under shards: members take steps of their own, until they commit
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
+        self._used, self._own = 0, 0  # marks of the units agreed on, and of this worker's since
+        self._reduced: int | None = None  # marks of the units whose mean gradient is there
         self._last: Exchange | None = None
         self._departed: set[int] = set()
         self.left: set[int] = set()  # who have no more data, and wait for the end
@@ -83,17 +86,29 @@ class Members:
     def alone(self) -> bool:
         return self.epoch.size == 1
 
-    def tick(self, together: bool) -> None:
-        """This worker has taken a step; `together`: the same one as the members whose mean it used."""
-        if together:
-            self.place(self.clock + 1, self.units + self.live)
-        else:
-            self.clock += 1
+    @property
+    def used(self) -> int:
+        """The sum of the marks of all units done (`offbeat.ledger`), as far as it was agreed on."""
+        return (self._used + (self._own if self.alone else 0)) % WORD
 
-    def place(self, clock: int, units: int) -> None:
-        """Puts this worker to where the job is."""
+    def tick(self, together: bool, lent: int = 0) -> None:
+        """This worker has taken a step; `together`: the same one as the members whose mean it used. lent: the
+        mark of its unit."""
+        if not together:
+            self.clock += 1
+            self._own = (self._own + lent) % WORD
+            return
+        used = self._used + (self._own + lent if self._reduced is None else self._reduced)
+        self._reduced = None
+        self.place(self.clock + 1, self.units + self.live, used)
+
+    def place(self, clock: int, units: int, used: int | None = None) -> None:
+        """Puts this worker to where the job is. used: the marks of the job's units, where this worker doesn't
+        know them."""
         self.clock = self._since = clock
         self._agreed = units
+        self._used = (self._used + self._own if used is None else used) % WORD
+        self._own = 0
 
     # Words
 
@@ -105,7 +120,7 @@ class Members:
             raise RuntimeError(self.broken)
         self.catch_up()
         news = self.roll is not None and self.rank == self.epoch.members[0] and self.roll.news()
-        word = Word(event, self.clock, self.clock - self._since, news=news, **fields)
+        word = Word(event, self.clock, self.clock - self._since, news=news, used=self._own, **fields)
         self._last = Exchange(self.epoch, word, self._parameters, self._heard, self.apart)
         return self._last
 
@@ -114,8 +129,11 @@ class Members:
         self.knocking = self.knocking or any(word.news for word in words)
         if event == Event.REDUCE:
             self.live = len(staying)
+            self._reduced = sum(word.used + word.lent for word in words)
         elif event in (*COMMITS, Event.LEAVE):
             self._agreed += sum(word.units for word in words)
+            self._used += sum(word.used for word in words)
+            self._own = (self._own - words[exchange.epoch.members.index(self.rank)].used) % WORD
             # Members that took steps of their own, and those that all leave, go on from the same clock.
             together = bool(staying) and not self.apart
             self._since = staying[0].clock if together else max(word.clock for word in words)
@@ -196,13 +214,21 @@ class Members:
 
     def standing(self) -> dict[str, Any]:
         """Where this worker is, for the other survivors."""
-        return {"rank": self.rank, "clock": self.clock, "agreed": self._agreed, "since": self._since}
+        return {
+            "rank": self.rank,
+            "clock": self.clock,
+            "agreed": self._agreed,
+            "since": self._since,
+            "used": self._used,
+            "spent": self._own,
+        }
 
     def regroup_without_the_dead(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A member has gone: the survivors go on in a new epoch. Returns what each has said of itself, in
         their order. row: what this one says."""
         assert self.roll is not None
         number, members = self.epoch.number, self.epoch.members
+        self._reduced = None
         while True:
             self.epoch.close()
             decision = self.roll.call(number, members, {**self.standing(), **row})

@@ -223,27 +223,26 @@ class Memory:
             self._words[0] = first + count
             return first | int(self._words[2])
 
-    def undone(self, pushes: Sequence[int]) -> list[int]:
-        """Units that were claimed and not pushed. pushes: of this phase, by rank; each member does its units
-        in the order of its claims."""
+    def undone(self, pushes: Sequence[int]) -> list[tuple[int, int]]:
+        """Units that were claimed and not pushed, in their order, each with the member that claimed it.
+        pushes: of this phase, by rank; each member does its units in the order of its claims."""
         left = [int(claimed) - done for claimed, done in zip(self._claimed, pushes, strict=True)]
-        found: list[int] = []
+        found: list[tuple[int, int]] = []
         number = int(self._words[0])
         while any(count > 0 for count in left):
             number -= 1
             owner = int(self._owners[number % RING])
             if left[owner] > 0:
                 left[owner] -= 1
-                found.append(number)
+                found.append((number, owner))
         return found[::-1]
 
-    def pushes(self) -> list[int]:
-        """How many pushes of each rank are applied to all shards, once all that is committed is."""
+    def pushes(self) -> list[list[int]]:
+        """How many pushes of each rank are applied to each shard, once all that is committed is."""
         for shard in range(self.count):
             with self._locked(shard):
                 self._apply(shard)
-        rows = [self.current(shard).pushes for shard in range(self.count)]
-        return [int(min(column)) for column in zip(*rows, strict=True)]
+        return [[int(one) for one in self.current(shard).pushes] for shard in range(self.count)]
 
     def stop(self, reason: int) -> None:
         """Whoever claims a unit from here on is told CALM or KNOCK."""

@@ -20,6 +20,7 @@ from offbeat.cluster.shards import ShardHome
 from offbeat.cluster.state import collect, share
 from offbeat.hyper import applied
 from offbeat.job import Job
+from offbeat.ledger import dealt, mark
 from offbeat.plan import phases
 from offbeat.protocols import Protocol
 from offbeat.shard import Push
@@ -70,7 +71,8 @@ class RealWorker(ReplicaWorker):
         self._limit = inf  # from this ticket on nobody is a straggler any more
         self._halt = inf  # before this ticket the phase halts, to let newcomers in
         self._phase = 0  # how often shards were cut
-        self._cut_at = 0  # units then
+        self._cut_at, self._cut_used = 0, 0  # units then, and their marks
+        self._strayed = 0  # marks of the units of this phase, less those of its tickets
         self._taken = 0  # tickets done in this phase
         self._last_unit = 0
         self.paused: Protocol | None = None  # what a checkpoint has interrupted
@@ -202,8 +204,11 @@ class RealWorker(ReplicaWorker):
             settings = self.home.settings.read()
         for optimizer in self.state.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask for it
-        self.team.tick(together=False)
-        self._last_unit = self._tickets.popleft() + 1
+        lent, ticket = self._take_lent(), self._tickets.popleft()
+        if lent:
+            self._strayed += lent - mark(self.unit_of(ticket))
+        self.team.tick(together=False, lent=lent)
+        self._last_unit = ticket + 1
         self._taken += 1
         if not self._tickets:
             self.home.ask()  # before the gradients are on the way
@@ -290,7 +295,7 @@ class RealWorker(ReplicaWorker):
         self._phase += 1
         self.on_deal()
         self.home.begin(self.clock, self.units)
-        self._cut_at = self.units
+        self._cut_at, self._cut_used, self._strayed = self.units, self.team.used, 0
         self._limit = self._halt = inf
         if self.watch.settings is not None:
             self.watch.tell(self._phase, 0, 0.0)
@@ -318,7 +323,7 @@ class RealWorker(ReplicaWorker):
             self.home.rest()
         while True:
             waited = now()
-            exchange = self._exchange(mine, flag=int(not self.stepping))
+            exchange = self._exchange(mine, flag=int(not self.stepping), mark=int(self.team.knocking))
             words = exchange.read()
             self._settle_met += now() - waited
             event = exchange.event()
@@ -336,8 +341,11 @@ class RealWorker(ReplicaWorker):
                     self._gather(words, over=event != Event.SETTLE)
                 elif event == Event.IDLE:  # a pause was the phase's end
                     self._report(collect(self.epoch, json.dumps(self.home.counts.row(self.rank))))
-                if event == Event.IDLE and any(word.flag for word in words):
-                    self.on_late()
+                if event == Event.IDLE:
+                    # Whose last ticket was claimed before the news is through without having heard it.
+                    self.team.knocking = any(word.mark for word in words)
+                    if any(word.flag for word in words):
+                        self.on_late()
                 left = mine == Event.LEAVE and event != Event.LEAVE
                 self.team.regroup()
                 if left or event == mine or event == Event.LEAVE:
@@ -396,11 +404,12 @@ class RealWorker(ReplicaWorker):
         return {
             **super().about(),
             "sharded": self.sharded,
+            "strayed": self._strayed,
             "schedules": self.schedules.counts(),
             "settings": [] if self.home is None else self.home.settings.read(),
         }
 
-    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
         self.paused = None
         if self.home is not None and len(self.home.ranks) > 1:
             self.team.grown = True  # who served a host's shards may be gone
@@ -412,7 +421,7 @@ class RealWorker(ReplicaWorker):
             self.drop()
         return super().reconcile(rows, before)
 
-    def _reconcile_shards(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
+    def _reconcile_shards(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
         """The survivors take the shards' content: all that was pushed, by the dead as well."""
         assert self.home is not None
         home = self.home
@@ -420,24 +429,37 @@ class RealWorker(ReplicaWorker):
             raise RuntimeError(
                 "all workers of a host have died, and its shards can't be reached: go on from a checkpoint"
             )
-        collect(self.epoch, "")  # everybody's own push is complete
+        collect(self.epoch, "")  # everybody's own push is complete, as far as servers still answer
+        home.hand_over(self._taken)
         mine = home.memory.pushes() if home.leads else []
         told = [json.loads(text) for text in collect(self.epoch, json.dumps(mine))]
-        pushes = [min(column) for column in zip(*filter(None, told), strict=True)]
+        columns = list(zip(*(row for rows in told for row in rows), strict=True))  # by rank, of all shards
+        pushes = [min(column) for column in columns]
         home.gather()
         self.state.average(self.epoch, own=False)
         source = home.leader
         left = home.memory.undone(pushes) if self.rank == source else []
         undone = json.loads(share(self.epoch, json.dumps(left), source))
+        partly = [  # applied to some hosts' shards and not to others': of each worker its first ones
+            self.unit_of(number)
+            for rank, column in enumerate(columns)
+            for number in [n for n, owner in undone if owner == rank][: max(column) - min(column)]
+        ]
+        numbers = [number for number, _ in undone]
+        units = self._cut_at + sum(pushes)
+        marks = dealt(self._cut_at, units + len(numbers), self.redeal) - sum(
+            mark(self.unit_of(number)) for number in numbers
+        )
+        strayed = sum(row["strayed"] for row in rows)
         self.team.apart = False
         self._tickets.clear()
-        self.team.place(max(row["clock"] for row in rows), self._cut_at + sum(pushes))
-        self._deal_again(undone)
+        self.team.place(max(row["clock"] for row in rows), units, self._cut_used + marks + strayed)
+        again = self._deal_again(numbers)
         counts = [row["schedules"] for row in rows]
         self.schedules.catch_up(counts)
         home.settings.adopt(rows[counts.index(max(counts))]["settings"])
         self.place_like(rows, source)
-        return len(undone)
+        return {"again": again, "partly": partly}
 
     def resume(self, going_on: bool) -> None:
         """After a pause: the members go on with the phase, or it is over for those who wait too."""

@@ -20,6 +20,7 @@ from offbeat.cluster.state import State, check, collect, receive, share, union
 from offbeat.cluster.stragglers import Watch
 from offbeat.hyper import Configuration, Schedules, applied
 from offbeat.journal import Journal
+from offbeat.ledger import pending
 from offbeat.meter import Meter
 from offbeat.protocols import BSP, Protocol
 from offbeat.site import here, now
@@ -127,6 +128,8 @@ class ReplicaWorker(Worker):
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self.redeal: dict[int, int] = {}
+        self.lent = 0  # the mark of the unit that the loop was lent
+        self.keeps_ledger = False  # whether all batches are dealt units
         self._under: dict[str, int] = {}  # units done under each protocol, up to `_entered_at`
         self._entered_at = 0
         self.watch = Watch(self)
@@ -234,11 +237,15 @@ class ReplicaWorker(Worker):
             self.scaler.update()
         here().updated()
         self.clear_gradients()
-        self.team.tick(together=self._mean)
+        self.team.tick(together=self._mean, lent=self._take_lent())
         self._own = self._own or not self._mean
         self._settled = None
         self.schedules.move(self.units, self.whole())
         self.after_step()
+
+    def _take_lent(self) -> int:
+        lent, self.lent = self.lent, 0
+        return lent
 
     def _factors(self, members: int) -> tuple[float, float]:
         """What learning rate and momentum are multiplied by in this step."""
@@ -292,13 +299,20 @@ class ReplicaWorker(Worker):
         units back, which come first then."""
         return self.redeal.get(number, number)
 
-    def _deal_again(self, numbers: Sequence[int]) -> None:
-        """Units that were dealt and not done: they are dealt first from now on."""
+    def _deal_again(self, numbers: Sequence[int]) -> list[int]:
+        """Units that were dealt and not done are dealt first from now on. Returns them."""
         given = sorted(self.unit_of(number) for number in numbers)
         done, dealt = self.units, self.units + len(given)
         again = {done + i: unit for i, unit in enumerate(given)}
         later = {number: unit for number, unit in self.redeal.items() if number >= dealt}
         self.redeal = {number: unit for number, unit in {**again, **later}.items() if number != unit}
+        return given
+
+    def account(self) -> None:
+        """The ledger's entry, all members holding the same."""
+        if self.keeps_ledger:
+            waiting, used = pending(self.units, self.redeal), f"{self.team.used:016x}"
+            self.journal.record("ledger", units=self.units, pending=waiting, used=used)
 
     def next_units(self, count: int) -> Sequence[int]:
         """Numbers of the next `count` units that are this worker's, as long as the members stay."""
@@ -322,7 +336,7 @@ class ReplicaWorker(Worker):
         return words
 
     def _reducing(self, unused: int) -> Exchange:
-        self._reduction = self._exchange(Event.REDUCE, unused=unused)
+        self._reduction = self._exchange(Event.REDUCE, unused=unused, lent=self.lent)
         return self._reduction
 
     def _regrouped(self) -> None:
@@ -425,6 +439,7 @@ class ReplicaWorker(Worker):
                 transfer_ms=round((now() - settled) * 1e3, 3),
             )
         self.journal.record("phase", protocol=str(protocol), **where)
+        self.account()
 
     def refer(self) -> None:
         """A local protocol begins or goes on while all members hold the same."""
@@ -495,6 +510,7 @@ class ReplicaWorker(Worker):
             "total": self.total,
             "left": sorted(self.team.left),
             "protocol": str(self.protocol),
+            "ledger": self.keeps_ledger,
             "started": self.journal.started,
             "seconds": self.meter.before + self.meter.seconds,
             "more": self.more(),
@@ -505,6 +521,7 @@ class ReplicaWorker(Worker):
             self.meter.before = rest["seconds"]
         self.total = self.total if rest["total"] is None else rest["total"]
         self.team.left = set(rest["left"])
+        self.keeps_ledger = rest["ledger"]
         self.take_more(rest["more"])
 
     # Members that die, and members that come
@@ -549,17 +566,18 @@ class ReplicaWorker(Worker):
             rows = self.team.regroup_without_the_dead(self.about())
             self.team.knocking = False  # who has heard of it and who has not: it will be told again
             try:
-                again = self.reconcile(rows, members)
+                found = self.reconcile(rows, members)
             except PeerLost:
                 continue
             self.watch.forget()  # some may have heard the others' last figures, and some not
             self.journal.record(
                 "recovery",
                 units=self.units,
-                again=again,
                 ms=round((now() - begun) * 1e3, 3),
                 epoch=self.epoch.number,
+                **found,
             )
+            self.account()
             return
 
     def about(self) -> dict[str, Any]:
@@ -582,9 +600,8 @@ class ReplicaWorker(Worker):
             self.schedules.move(self.units, self.total)
         self._settled = (self.clock, self.epoch.number)
 
-    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> int:
-        """The survivors of `before` come to the same state and place. Returns how many units are dealt
-        again."""
+    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
+        """The survivors of `before` come to the same state and place. Returns which units are dealt again."""
         whole = [row for row in rows if not row["torn"]]
         if not whole:
             raise RuntimeError("no worker is left that holds the job's state: go on from a checkpoint")
@@ -608,10 +625,11 @@ class ReplicaWorker(Worker):
             for index, rank in enumerate(before)
             if step >= since + done.get(rank, 0)
         ]
-        self.team.place(clock, agreed + sum(done.values()))
-        self._deal_again(undone)
+        spent = sum(row["spent"] for row in latest)
+        self.team.place(clock, agreed + sum(done.values()), latest[0]["used"] + spent)
+        again = self._deal_again(undone)
         self.place_like(rows, source)
-        return len(undone)
+        return {"again": again}
 
     def finish(self) -> None:
         """The job's end, for those who stayed: whoever was excluded or left earlier gets the final state."""
@@ -669,13 +687,14 @@ class ReplicaWorker(Worker):
         return {
             "clock": self.clock,
             "units": self.units,
+            "used": self.team.used,
             "bsp_left": self._bsp_left,
             "under": self._units_under(self.protocol),
             "redeal": [list(pair) for pair in self.redeal.items()],
         }
 
     def set_position(self, position: dict[str, Any]) -> None:
-        self.team.place(position["clock"], position["units"])
+        self.team.place(position["clock"], position["units"], position["used"])
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
         self.redeal = dict(position.get("redeal", []))
         self._under, self._entered_at = dict(position.get("under", {})), self.units

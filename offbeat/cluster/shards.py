@@ -28,7 +28,7 @@ from offbeat.cluster.flat import copy
 from offbeat.cluster.members import Members
 from offbeat.cluster.memory import Memory
 from offbeat.cluster.server import Server
-from offbeat.cluster.state import State, collect
+from offbeat.cluster.state import State, collect, share
 from offbeat.cluster.wire import Keys, bind_address
 from offbeat.cut import cut, dense, way_of
 from offbeat.outline import Outline, aligned
@@ -302,6 +302,46 @@ class ShardHome:
         with contextlib.suppress(TimeoutError, ConnectionError):
             flush([remote.client for remote in self._remote], check)
 
+    def hand_over(self, pushes: int) -> None:
+        """Collective, after `complete`: what a survivor has pushed and another host has not got, since who
+        served its shards there has died, goes to a member that is left there. pushes: this worker's, in this
+        phase."""
+        if len(self.ranks) == 1:
+            return
+        if self._server is not None:  # from here on nobody else applies anything
+            self._server.close()
+            self._server = None
+        team = self._team
+        mine = [pushes, self.memory.pushes() if self.leads else []]
+        rows = [json.loads(text) for text in collect(team.epoch, json.dumps(mine))]
+        for host, ranks in enumerate(self.ranks):
+            lead = self._lead(host)
+            applied = rows[team.members.index(lead)][1]
+            for rank, (made, _) in zip(team.members, rows, strict=True):
+                for shard in range(self.per_host):
+                    if rank not in ranks and applied[shard][rank] < made:
+                        self._hand(rank, lead, host, shard)
+
+    def _hand(self, rank: int, lead: int, host: int, shard: int) -> None:
+        """`rank` gives its last push to a shard of another host to `lead`, which applies it."""
+        epoch, outline = self._team.epoch, self.outlines[host * self.per_host + shard]
+        data = torch.empty(outline.narrow_size if self._narrow else outline.gradient_size, dtype=torch.uint8)
+        text = ""
+        if rank == self._team.rank:
+            remote = next(one for one in self._remote if one.shards[0] == host * self.per_host)
+            push, sent = remote.sent[shard]
+            data.copy_(memory.tensor_of(memoryview(sent.numpy())))  # type: ignore[arg-type]
+            text = json.dumps({**vars(push), "missing": push.missing.hex()})
+        row = json.loads(share(epoch, text, rank))
+        epoch.broadcast(data, rank).wait()
+        if self._team.rank == lead:
+            row["settings"], row["missing"] = tuple(row["settings"]), bytes.fromhex(row["missing"])
+            self.memory.apply(shard, Push(**row), memoryview(data.numpy()), self._narrow)  # type: ignore[arg-type]
+
+    def _lead(self, host: int) -> int:
+        """The member that reads a host's shards for the others."""
+        return next(rank for rank in self.ranks[host] if rank in self._team.members)
+
     def whole(self, members: Sequence[int]) -> bool:
         """Whether each host has a member left that can read its shards."""
         return all(set(ranks) & set(members) for ranks in self.ranks)
@@ -309,7 +349,7 @@ class ShardHome:
     @property
     def leads(self) -> bool:
         """Whether this member reads its host's shards for the others."""
-        return self._team.rank == next(r for r in self.ranks[self.here] if r in self._team.members)
+        return self._team.rank == self._lead(self.here)
 
     def pull(self, after: float) -> None:
         """Asks the other hosts for their parameters."""
@@ -454,10 +494,10 @@ class ShardHome:
             self.memory.current(s).store(target.write)
         here().gathering([outline.size for outline in self.outlines])
         team = self._team
-        for host, ranks in enumerate(self.ranks):
+        for host in range(len(self.ranks)):
             if len(self.ranks) == 1:
                 break
-            lead = next(r for r in ranks if r in team.members)
+            lead = self._lead(host)
             for g in range(host * self.per_host, (host + 1) * self.per_host):
                 block = torch.empty(self.outlines[g].size, dtype=torch.uint8)
                 if team.rank == lead:
