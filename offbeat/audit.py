@@ -88,12 +88,15 @@ class Audit:
 
 def audit(records: Iterable[Record]) -> list[Audit]:
     """Of each job in the journal (a script may make several Synchronizers), what it proves."""
-    jobs: list[list[Record]] = []
+    jobs: list[list[Record]] = [[]]
+    began = False
     for row in records:
-        if row["type"] == "run" or not jobs:
-            jobs.append([])
-        jobs[-1].append(row)
-    return [_audit(rows) for rows in jobs]
+        if row["type"] == "run":
+            if began:
+                jobs.append([])
+            began = True
+        jobs[-1].append(row)  # its members may have changed before its first record
+    return [_audit(rows) for rows in jobs if rows]
 
 
 def _audit(rows: Sequence[Record]) -> Audit:

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from offbeat.cluster.spec import LaunchError, LaunchSpec, Show, new_directory
 from offbeat.plan import PlanError, parse, to_text
-from offbeat.runs import audit
+from offbeat.runs import audit, ctl
 from offbeat.virtual.commands import app as cluster_app
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(cluster_app, name="cluster")
 app.command()(audit)
+app.command()(ctl)
 
 
 def main() -> None:
@@ -204,6 +205,14 @@ def run(
             "it the first ends the job).",
         ),
     ] = None,
+    maximum: Annotated[
+        int | None,
+        typer.Option(
+            "--max",
+            help="With --min: the same command, given again while the job runs, adds its workers to it, up "
+            "to so many in all.",
+        ),
+    ] = None,
     restarts: Annotated[
         int, typer.Option("--restarts", help="How often a killed worker is started again, with --min.")
     ] = 3,
@@ -256,6 +265,7 @@ def run(
             on_diverge=on_diverge,
             stragglers=None if stragglers is None else policy_text(stragglers),
             minimum=minimum,
+            maximum=maximum,
             restarts=restarts,
             heartbeat=2.0 if heartbeat is None else heartbeat,
             rdzv_timeout=rdzv_timeout,

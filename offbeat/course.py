@@ -14,21 +14,20 @@ class Course:
 
     def __init__(self, worker: RealWorker, plan: Protocol, on_end: Callable[[], None]):
         self.worker, self.plan = worker, plan
-        self.ended = False
+        self.ended = self._begun = False
         self._on_end = on_end
         self._program: Program | None = None
-
-    def begin(self, total: int) -> None:
-        """The job's length in units is known: runs up to the first batch."""
-        self.worker.total = total
-        self.worker.schedules.move(self.worker.units, total)
-        self.worker.meter.begin()
-        self.resume()
+        self._replanned = False
 
     def resume(self) -> None:
-        """Goes on from where the job is, all members holding the same."""
+        """Goes on from where the job is, all members holding the same, up to the next batch. The first time,
+        as soon as the job's length is known, it begins."""
         if self.ended or self.worker.total is None:
             return
+        if not self._begun:
+            self._begun = True
+            self.worker.schedules.move(self.worker.units, self.worker.total)
+            self.worker.meter.begin()
         self.worker.interrupted = False
         if self.worker.paused is not None:
             done = self.worker.units >= self.worker.whole()
@@ -38,7 +37,8 @@ class Course:
         if not self.worker.running:
             self._end()
             return
-        self.worker.begin(self.plan.current(self.worker))
+        self.worker.begin(self.plan.current(self.worker), switched=self._replanned)
+        self._replanned = False
         self._program = self.plan.run(self.worker)
         self.advance()
 
@@ -75,6 +75,10 @@ class Course:
         if self._program is not None:
             self.worker.interrupted = True
             self.advance()
+
+    def replan(self, plan: Protocol) -> None:
+        """From here on `plan` is followed; all members hold the same, and it resumes."""
+        self.plan, self._replanned = plan, True
 
     def abandon(self, plan: Protocol) -> None:
         """Drops the plan where it is; `plan` is the one from here on."""

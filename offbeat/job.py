@@ -30,7 +30,8 @@ class Job:
     node: number of its host; shards: path of the memory for shards that the host's launcher holds, if any;
     meeting: address and port where the job meets; minimum: members with which the job still goes on when
     others have died (None: with all or none); attempt: how often this rank's process was started again;
-    heartbeat: seconds, see `cluster.pulse`.
+    heartbeat: seconds, see `cluster.pulse`; room: ranks that there may be, with those that come later;
+    managed: whether `offbeat run` has started it.
     """
 
     rank: int
@@ -48,6 +49,8 @@ class Job:
     minimum: int | None = None
     attempt: int = 0
     heartbeat: float = 2.0
+    room: int = 1
+    managed: bool = False
     _store: Any = None
 
     @property
@@ -55,7 +58,7 @@ class Job:
         """The store that all workers of the job share; None for a job of one worker.
 
         Raises ConnectionError when nobody answers at MASTER_ADDR:MASTER_PORT."""
-        if self._store is None and self.world_size > 1:
+        if self._store is None and max(self.world_size, self.room) > 1:
             self._store = _connect(self.rank, self.world_size)
         return self._store
 
@@ -109,7 +112,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many workers the job was started with."""
+    """How many workers the job was started with. Those that come later (`--max`) have ranks from there on."""
     return current().world_size
 
 
@@ -122,7 +125,8 @@ def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
     """The job that the launcher's environment tells of."""
     env = os.environ
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    if size < 1 or not 0 <= rank < size:
+    room = max(_number("OFFBEAT_MAX", size), size)
+    if size < 1 or not 0 <= rank < room:
         raise ValueError(
             f"the launcher says RANK={rank} of WORLD_SIZE={size}: it must be 0 to WORLD_SIZE - 1"
         )
@@ -153,6 +157,8 @@ def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         minimum=_number("OFFBEAT_MIN", 1) if "OFFBEAT_MIN" in env else None,
         heartbeat=float(env.get("OFFBEAT_HEARTBEAT", "2")),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", 0) if "OFFBEAT_MIN" in env else 0,
+        room=room,
+        managed=launcher is not None,
     )
 
 

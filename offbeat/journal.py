@@ -27,6 +27,7 @@ recovery    units, ms, epoch: members have died, the others went on; again: the 
             partly: of them, those whose update a part of the shards has (none on one host)
 ledger      units, pending (units that were given back and not done yet), used: the sum of the marks of the
             units that the workers have used, as hexadecimal digits (`offbeat.ledger`)
+request     do (checkpoint, switch or drop), ok, text (the answer), units: a person has asked for it
 checkpoint  action (saved or restored), path, units, ms
 warning     message
 error       rank, message

@@ -7,8 +7,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from offbeat.checks import (
     traps,
     wire_of,
 )
+from offbeat.cluster.desk import Desk
 from offbeat.cluster.epoch import PeerLost
 from offbeat.cluster.pulse import Pulse
 from offbeat.cluster.real import RealWorker
@@ -44,6 +46,7 @@ from offbeat.plan import check as plan_check
 from offbeat.policies.detector import PERSISTENT
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import BSP, Protocol
+from offbeat.requests import meet
 from offbeat.resume import restore, row, save
 from offbeat.site import here
 from offbeat.stream import Stream, dealt, loaded
@@ -119,9 +122,9 @@ class Synchronizer:
         self.journal = Journal(path, mine.started, kept=mine.rank == 0 and not mine.attempt)
         self._store = _own_store(mine.store)
         roll = None
-        if mine.minimum is not None and mine.world_size > 1:
+        if mine.minimum is not None and mine.room > 1:
             roll = Roll(self._store, mine.store, mine.rank, mine.attempt, mine.world_size)
-        self._minimum, self._void = mine.minimum or 1, False
+        self.minimum, self._void = mine.minimum or 1, False
         self.worker = RealWorker(
             mine.rank,
             mine.world_size,
@@ -135,6 +138,8 @@ class Synchronizer:
             here=mine,
             cut=cut,
             roll=roll,
+            room=mine.room,
+            desk=Desk(mine.store) if mine.managed and self._store is not None else None,
         )
         if roll is not None and not here().virtual:
             Pulse(self.worker.team, mine.connect(), mine.heartbeat)
@@ -158,6 +163,7 @@ class Synchronizer:
         self.worker.on_commit = self._marks.settled
         self.worker.on_deal = self._deal_anew
         self.worker.on_late = self.worker.on_admission = self._mute
+        self.worker.on_request = partial(meet, self)
         self.worker.row = lambda: row(self, waits=True)
         self.worker.more, self.worker.take_more = self._marks.state, self._marks.take
         self.worker.join_more = self._marks.join
@@ -492,14 +498,19 @@ class Synchronizer:
         """The length is known: the plan begins."""
         plan_check(self.plan, total)
         here().begins(self, data=False)
-        self.worker.prepare(self.plan)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
         self.worker.watch.open(self.policy)
         if job.world_size() > 1:
             for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
                 self.warn(message)
         self._marks.begin(self.worker.units / total)
-        self._course.begin(total)
+        self.worker.total = total
+        self._mending(self._start)
+
+    def _start(self) -> None:
+        self.worker.prepare(self.plan)
+        self._telemetry.started()
+        self._course.resume()
 
     def warn(self, message: str, own: bool = False) -> None:
         """Says it on rank 0 and in its journal; `own` is this rank's alone, and is said wherever it is."""
@@ -515,6 +526,26 @@ class Synchronizer:
         restore(self, path, also)
         self._marks.begin(self.progress)
         self._course.resume()
+
+    # What a person asks for
+
+    def replan(self, plan: Protocol) -> None:
+        """The job goes on with another plan. By all members, all holding the same."""
+        self.worker.readmit_now()
+        self.plan = plan
+        self._course.replan(plan)
+
+    def save_here(self, path: Path) -> None:
+        """As `save`, where all members hold the same already."""
+        also = self._watchman.also
+        save(self, path, also)
+        self._watchman.saved(path, also)
+
+    def dismiss(self) -> NoReturn:
+        """This worker's part is over, the others go on without it: its process ends."""
+        self._failed = True  # nobody waits for it
+        self.close()
+        raise SystemExit(0)
 
     def _persistent(self, rank: int) -> None:
         if self.journal.path is not None:  # all members know it: the one that keeps the journal says it
@@ -540,13 +571,13 @@ class Synchronizer:
 
     def _enough_left(self) -> None:
         left = self.worker.members
-        if len(left) >= self._minimum:
+        if len(left) >= self.minimum:
             return
         where = ""
         if (out := job.current().out) is not None:
             save(self, out / LAST, {})
             where = f": its state is in {out / LAST}, for sync.restore(...)"
-        raise BelowMinimum(f"{len(left)} workers are left, fewer than --min {self._minimum}{where}")
+        raise BelowMinimum(f"{len(left)} workers are left, fewer than --min {self.minimum}{where}")
 
     def _prepare_batch(self) -> None:
         if self._stream is not None:

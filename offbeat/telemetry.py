@@ -44,7 +44,7 @@ class Telemetry:
             self._thread.start()
 
     def begin(self, **settings: Any) -> None:
-        """Writes the run's first records: what it is, and what its start cost."""
+        """Writes the run's first record: what it is."""
         job, worker = self._job, self._worker
         if worker.team.arrived is not None:
             if self._store is not None and self._store.check([f"summary/{worker.rank}"]):
@@ -68,6 +68,12 @@ class Telemetry:
             },
             **settings,
         )
+
+    def started(self) -> None:
+        """Writes what the run's start has cost."""
+        job, worker = self._job, self._worker
+        if worker.team.arrived is not None:
+            return
         costs = {**job.costs, "rendezvous_ms": worker.rendezvous_ms, "broadcast_ms": worker.broadcast_ms}
         if worker.shards_ms is not None:
             costs["shards_ms"] = worker.shards_ms
@@ -137,7 +143,7 @@ class Telemetry:
         if self._journal.path is None or not own["units"]:
             return
         rows = []
-        for rank in range(self._job.world_size):
+        for rank in range(self._worker.team.room):
             if rank == self._worker.rank:
                 rows.append(own)
             elif self._store.check([f"summary/{rank}"]):

@@ -34,6 +34,11 @@ class Watchman:
         self._warned = False
         self._mine: Diverged | None = None
 
+    @property
+    def also(self) -> Mapping[str, Stateful]:
+        """What the last checkpoint held besides."""
+        return {} if self._checkpoint is None else self._checkpoint[1]
+
     def saved(self, path: Path, also: Mapping[str, Stateful]) -> None:
         """There is a checkpoint to return to."""
         self._checkpoint, self._units = (path, also), self._sync.units
@@ -95,7 +100,7 @@ class Watchman:
         if not known:
             raise diverged from None
         path = Path(max(known)[1])
-        also = {} if self._checkpoint is None else self._checkpoint[1]
+        also = self.also
         sync.warn(f"{diverged}. Going back to {path} and on with bsp")
         self._guard = Guard()
         sync.go_back(path, also)

@@ -20,8 +20,12 @@ SAMPLE = (
     "[ssp(2)-backward-hosts0-2]",
     "[asp-backward-hosts1-2]",
     "[asp:48u bsp-switch-hosts0-0]",
+    "[bsp-hosts0-0.2]",
+    "[asp-hosts1-0.2]",
+    "[bsp:30% asp-hosts0-0.5]",
+    "[asp-hosts0-0.0]",
 )
-"""Of the matrix of deaths."""
+"""Of the matrices of deaths and of those that come."""
 
 
 FEW = {"TestReal": 3, "TestVirtual": 1, "": 5}
@@ -33,7 +37,7 @@ def slow(item: pytest.Item) -> bool:
     if suite == "TestVirtual":
         return name in SLOW or "wire]" in item.name or "hosts1" in item.name
     if suite == "TestLosses":
-        return name.startswith("test_the_others") and not item.name.endswith(SAMPLE)
+        return name.startswith(("test_the_others", "test_others_may")) and not item.name.endswith(SAMPLE)
     return suite == "TestReal" and "hosts1" in item.name and "asp" not in item.name
 
 

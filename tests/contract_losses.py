@@ -38,6 +38,16 @@ REPLICAS = [
     ("local(3)", "checkpoint"),
     ("bsp:32u local(2)", "switch"),
 ]
+COMES = [
+    "bsp",
+    "local(3)",
+    "dasgd(4,2)",
+    "asp",
+    "ssp(2)",
+    "bsp:30% asp",
+    "asp:30% bsp",
+    "bsp:30% dasgd(4,2)",
+]
 
 
 def samples_seen(engine: Any, workers: int) -> Counter[int]:
@@ -95,6 +105,20 @@ class Losses:
         seen = samples_seen(engine, 4)
         assert len(seen) >= 960 - 4
 
+    @pytest.mark.parametrize(
+        ("moment", "who"),
+        [("meeting", 0), ("meeting", 2), ("receiving", 2), ("preparing", 0), ("preparing", 2)],
+    )
+    def test_a_death_before_the_first_step(self, engine: Any, moment: str, who: int) -> None:
+        """But for rank 0's while its parameters travel: nobody else may have the right ones."""
+        loss = Loss("asp", 160, momentum=0.9, who=who, moment=moment, pace=0.01, samples=640)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+        assert len(samples_seen(engine, 4)) == 640
+
     def test_under_bsp_every_sample_is_used_once(self, engine: Any) -> None:
         loss = Loss("bsp", 160, momentum=0.9, who=1, samples=640, pace=0.01)
         found = survivors(engine, loss)
@@ -111,3 +135,23 @@ class Losses:
         members = [row["members"] for row in journal.read(engine.out) if row["type"] == "members"]
         assert members[0] == [0, 2, 3]
         assert [0, 1, 2, 3] in members[1:]
+
+    @pytest.mark.parametrize("delay", [0.0, 0.2, 0.5])
+    @pytest.mark.parametrize("hosts", [(0, 0, 0, 0), (0, 1, 0, 2)])
+    @pytest.mark.parametrize("plan", COMES)
+    def test_others_may_come_at_any_time(
+        self, engine: Any, plan: str, hosts: tuple[int, ...], delay: float
+    ) -> None:
+        """Two begin, two more come on their own, on hosts of the job or on one that it didn't have."""
+        loss = Loss(plan, 400, momentum=0.9, who=-1, pace=0.01, samples=1600, delay=delay)
+        found = engine.outcomes(2, scripts_losses.mortal, loss, minimum=1, later=2, hosts=hosts)
+        assert [one for one in found if isinstance(one, RemoteError)] == []
+        came = [one for one in found if not isinstance(one, Died)]
+        all_hold_the_same(came)
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+        assert proof.again == []
+        members = [row["members"] for row in journal.read(engine.out) if row["type"] == "members"]
+        assert members[-1] == list(range(len(came)))
+        assert len(samples_seen(engine, 4)) == 1600

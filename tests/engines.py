@@ -96,9 +96,11 @@ class RealEngine:
         timeout: float = PATIENCE,
         hosts: Sequence[int] | None = None,
         minimum: int | None = None,
+        later: int = 0,
     ) -> list[Any]:
         """Every rank's value, or its RemoteError, or Died. hosts: on which of several hosts each rank is.
-        minimum: as many workers may go on alone; one that is killed is started again."""
+        minimum: as many workers may go on alone; one that is killed is started again. later: so many more
+        come to a job that was begun without them."""
         from torch.distributed import TCPStore
 
         self._runs += 1
@@ -108,8 +110,8 @@ class RealEngine:
             "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
         )
         job = pickle.dumps((function, args))
-        processes: list[Any] = [None] * workers
-        pipes: list[Any] = [None] * workers
+        processes: list[Any] = [None] * (workers + later)
+        pipes: list[Any] = [None] * (workers + later)
 
         def start(rank: int, attempt: int) -> None:
             mine, theirs = context.Pipe()
@@ -125,6 +127,7 @@ class RealEngine:
                 "OFFBEAT_OUT": str(self.out),
                 "GROUP_RANK": str(hosts[rank] if hosts else 0),
                 **({} if minimum is None else {"OFFBEAT_MIN": str(minimum)}),
+                **({"OFFBEAT_MAX": str(workers + later)} if later else {}),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
                 **(env or {}),
             }
@@ -134,7 +137,7 @@ class RealEngine:
             theirs.close()
             processes[rank], pipes[rank] = process, mine
 
-        attempts = [0] * workers
+        attempts = [0] * (workers + later)
 
         def restart(rank: int) -> bool:
             """What a launcher does."""
@@ -146,7 +149,7 @@ class RealEngine:
             start(rank, attempts[rank])
             return True
 
-        for rank in range(workers):
+        for rank in range(workers + later):
             start(rank, 0)
         try:
             found = self._gather(processes, pipes, timeout, restart)

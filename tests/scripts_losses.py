@@ -15,14 +15,15 @@ import torch
 
 import offbeat
 from offbeat import resume
-from offbeat.cluster import average, client, memory, replicas
+from offbeat.cluster import average, client, memory, real, replicas
 from tests.models import flat, loss_of
 from tests.scripts import Result, Setup, result, seeds, table
 
 
 @dataclass(frozen=True)
 class Loss(Setup):
-    """moment: where rank `who` dies, once it has taken `after` steps; only its first process does."""
+    """moment: where rank `who` dies, once it has taken `after` steps; only its first process does. Ranks that
+    are not of the beginning come after `delay` seconds."""
 
     who: int = 1
     after: int = 6
@@ -30,7 +31,11 @@ class Loss(Setup):
     samples: int = 4000
     saves: str = ""
     pace: float = 0.0
+    delay: float = 0.0
     rest: dict[str, Any] = field(default_factory=dict)
+
+
+EARLY = ("meeting", "receiving", "preparing")
 
 
 def die() -> None:
@@ -74,13 +79,28 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
         before(resume, "write")
     elif loss.moment == "step":
         before(replicas.ReplicaWorker, "step")
-    else:
+    elif loss.moment not in EARLY:
         raise ValueError(loss.moment)
+
+
+def arm_early(loss: Loss) -> None:
+    """For deaths before there is a Synchronizer, or in its making."""
+    if offbeat.rank() != loss.who or offbeat.job.current().attempt:
+        return
+    if loss.moment == "meeting":
+        die()
+    elif loss.moment == "receiving":
+        replicas.receive = lambda *args: die()  # type: ignore[assignment]
+    elif loss.moment == "preparing":
+        real.RealWorker._open_home = lambda self: die()  # type: ignore[method-assign]
 
 
 def mortal(loss: Loss) -> Result:
     """A loop over sync.batches; `seen` are the samples of the units that this process has done. All attempts
     of a rank write them to one file, with the unit's number."""
+    if offbeat.rank() >= offbeat.world_size():
+        time.sleep(loss.delay)
+    arm_early(loss)
     model, optimizer, sync = loss.start()
     arm(loss, sync, model)
     seeds(100 + offbeat.rank())

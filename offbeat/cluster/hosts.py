@@ -10,6 +10,8 @@ refused      why a host could not take part (node 0 says so too)
 beat/<r>     counts up while node r's launcher lives
 done/<r>     node r's workers have all ended well
 left/<r>     node r's launcher needs the store no more
+later        how many hosts have come while the job ran (--max): they are the nodes from nnodes on
+ranks        how many workers they have brought
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,20 +40,18 @@ from offbeat.cluster.watch import Watch, first_line
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part: `hosts[r]` is node r's name and `workers[r]` its number of workers."""
+    """Who took part in the beginning: `hosts[r]` is node r's name and `workers[r]` its number of workers.
+    `first` is the first rank of this host."""
 
     hosts: tuple[str, ...]
     workers: tuple[int, ...]
     out: Path
     run_id: str
+    first: int
 
     @property
     def size(self) -> int:
         return sum(self.workers)
-
-    def first_rank(self, node: int) -> int:
-        """Global ranks follow the order of the nodes."""
-        return sum(self.workers[:node])
 
 
 class Hosts:
@@ -66,9 +66,12 @@ class Hosts:
         self._watch: Watch | None = None
         self._registered = False
         host, port = spec.address
-        if spec.node_rank == 0:
-            self.store, port = _open(host, port, spec.nnodes > 1, spec.endpoint)
-            if spec.nnodes > 1 and not _reachable(host, port):
+        # The same command again, while the job runs: its workers come to those that are there.
+        self._comes_later = spec.maximum is not None and spec.node_rank == 0 and _reachable(host, port, 2.0)
+        several = spec.nnodes > 1 or spec.maximum is not None
+        if spec.node_rank == 0 and not self._comes_later:
+            self.store, port = _open(host, port, several, spec.endpoint)
+            if several and not _reachable(host, port):
                 raise LaunchError(
                     f"--rdzv-endpoint {spec.endpoint}: node 0 hosts the rendezvous, so {host} must be an "
                     f"address of this machine ({self.name}), which cannot reach itself there"
@@ -85,7 +88,7 @@ class Hosts:
         Raises LaunchError when a host does not come, does not fit, or has failed."""
         spec, end = self.spec, time.monotonic() + self.spec.rdzv_timeout
         try:
-            if spec.node_rank == 0:
+            if spec.node_rank == 0 and not self._comes_later:
                 job = {**self._shared(), "out": str(directory()), "id": f"offbeat-{self._id[:12]}"}
                 self.store.set("launcher/job", json.dumps(job))
             else:
@@ -93,24 +96,46 @@ class Hosts:
                     self._rest(end, "node 0's launcher does not begin")
                 job = json.loads(self.store.get("launcher/job"))
                 self._compare(job)
-            self._register()
+            if not self._comes_later:
+                self._register()
             while not self.store.check(["launcher/world"]):
                 missing = self._missing()
-                if not missing and spec.node_rank == 0:
+                if not missing and spec.node_rank == 0 and not self._comes_later:
                     rows = [json.loads(self.store.get(f"launcher/host/{r}")) for r in range(spec.nnodes)]
                     self.store.set("launcher/world", json.dumps([[r["host"], r["workers"]] for r in rows]))
                     break
                 self._rest(end, self._absence(missing))
             rows = json.loads(self.store.get("launcher/world"))
+            first = sum(row[1] for row in rows[: spec.node_rank])
+            if self._comes_later:
+                first = self._come_later(sum(row[1] for row in rows))
         except (RuntimeError, OSError) as error:
             raise LaunchError(f"the rendezvous at {self._where} was lost: {first_line(error)}") from None
-        if spec.nnodes > 1:
-            workers = tuple(row[1] for row in rows)
+        hosts, workers = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
+        spec = self.spec
+        if spec.nnodes > 1 or spec.maximum is not None:
             self._watch = Watch(self._client(*self.address, patience=spec.silence), spec, workers, self._note)
-        return World(tuple(r[0] for r in rows), tuple(r[1] for r in rows), Path(job["out"]), job["id"])
+        return World(hosts, workers, Path(job["out"]), job["id"], first)
 
-    def _register(self) -> None:
-        me = {"workers": self.spec.workers, "host": self.name, "id": self._id}
+    def _come_later(self, began: int) -> int:
+        """Takes a place in a job that runs; `began` workers were there in the beginning. Returns the first
+        rank of this host's."""
+        spec, maximum = self.spec, self.spec.maximum or 0
+        first = began + int(self.store.add("launcher/ranks", spec.workers)) - spec.workers
+        if first + spec.workers > maximum:
+            self.store.add("launcher/ranks", -spec.workers)
+            raise LaunchError(
+                f"-n {spec.workers}: the job at {spec.endpoint} has had {first} workers, and there may be "
+                f"{maximum} (--max)"
+            )
+        node = spec.nnodes + int(self.store.add("launcher/later", 1)) - 1
+        self.spec = replace(spec, nnodes=node + 1, node_rank=node)
+        self._note(f"comes to the job at {spec.endpoint} as {_ranks(first, spec.workers)}")
+        self._register(first)
+        return first
+
+    def _register(self, first: int | None = None) -> None:
+        me = {"workers": self.spec.workers, "host": self.name, "id": self._id, "first": first}
         key = f"launcher/host/{self.spec.node_rank}"
         there = json.loads(self.store.compare_set(key, "", json.dumps(me)))
         if there["id"] != self._id:
@@ -131,6 +156,7 @@ class Hosts:
             "--on-diverge": spec.on_diverge,
             "--stragglers": spec.stragglers,
             "--min": spec.minimum,
+            "--max": spec.maximum,
             "--heartbeat": spec.heartbeat if spec.minimum is not None else None,
         }
 
@@ -163,6 +189,7 @@ class Hosts:
             "on-diverge": spec.on_diverge,
             "stragglers": spec.stragglers,
             "min": spec.minimum,
+            "max": spec.maximum,
         }
         more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
         # Behind "--" every word is the script's.
@@ -193,7 +220,7 @@ class Hosts:
     def fail(self, message: str, detail: Sequence[str] = ()) -> None:
         """Tells all hosts that the job is over, and the failed worker's last lines; the first is kept.
         A host that was turned away has no say."""
-        if not self._registered and self.spec.node_rank != 0:
+        if not self._registered and (self.spec.node_rank != 0 or self._comes_later):
             return
         value = {"node": self.spec.node_rank, "message": message, "detail": list(detail)}
         self._tell(lambda: self.store.compare_set("launcher/failed", "", json.dumps(value)))
@@ -226,7 +253,9 @@ class Hosts:
     def leave(self) -> None:
         """Nothing more to say. Node 0 keeps the store until the others have left, for a bounded time."""
         spec = self.spec
-        if spec.nnodes > 1 and self._registered:  # one turned away has no seat to give up
+        if (
+            spec.nnodes > 1 or spec.maximum is not None
+        ) and self._registered:  # one turned away has no seat to give up
             self._tell(lambda: self.store.set(f"launcher/left/{spec.node_rank}", "1"))
             if spec.node_rank == 0:
                 with contextlib.suppress(RuntimeError):
@@ -248,7 +277,8 @@ class Hosts:
 
     def _outlast(self, end: float) -> None:
         while time.monotonic() < end:
-            here = [r for r in range(self.spec.nnodes) if self.store.check([f"launcher/host/{r}"])]
+            count = self.spec.nnodes + int(self.store.add("launcher/later", 0))
+            here = [r for r in range(count) if self.store.check([f"launcher/host/{r}"])]
             if all(self.store.check([f"launcher/left/{r}"]) for r in here):
                 return
             time.sleep(0.05)
@@ -305,6 +335,10 @@ class Hosts:
                 f"--rdzv-endpoint {self.spec.endpoint}: what listens there is no launcher of offbeat"
             )
         return made[0]
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
 
 
 def _open(host: str, port: int, everywhere: bool, endpoint: str | None) -> tuple[TCPStore, int]:

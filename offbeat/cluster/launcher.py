@@ -21,7 +21,7 @@ from typing import Any
 
 from offbeat.cluster.spec import LaunchError as LaunchError
 from offbeat.cluster.spec import LaunchSpec as LaunchSpec
-from offbeat.cluster.spec import run_directory
+from offbeat.cluster.spec import forget_place, run_directory, write_place
 
 # c10d prints a C++ stack at every failed connection; what matters is said in a line of ours. It is read
 # when torch is loaded, and must not reach the workers.
@@ -121,9 +121,11 @@ class Launcher:
         try:
             self._hosts = Hosts(self.spec, self._check_signals, self._note)
             self.world = self._hosts.meet(lambda: run_directory(self.spec))
+            self.spec = self._hosts.spec  # one that has come later has a place of its own
+            self._tell_where()
             with contextlib.suppress(OSError):  # other platforms have no such files
                 self._shards = make_file()
-            first = self.world.first_rank(self.spec.node_rank)
+            first = self.world.first
             for local_rank in range(self.spec.workers):
                 self._check_signals()
                 self._start_worker(first + local_rank, local_rank)
@@ -214,7 +216,8 @@ class Launcher:
         """Tells the others that this worker is dead, and starts it again, unless it was so too often: then
         they go on without it. False: that may not be."""
         rank, attempt = worker.rank, self._attempts.get(worker.rank, 0)
-        if exit.code >= 0 or len(self.workers) == 1 == self.spec.nnodes:
+        alone = len(self.workers) == 1 == self.spec.nnodes and self.spec.maximum is None
+        if exit.code >= 0 or alone:
             return False
         assert self._hosts is not None
         assert self.world is not None
@@ -227,12 +230,20 @@ class Launcher:
             del self.workers[rank]
             return True
         self._note(f"{said} and starts again ({attempt + 1} of {self.spec.restarts} times)")
-        self._start_worker(rank, rank - self.world.first_rank(self.spec.node_rank), attempt + 1)
+        self._start_worker(rank, rank - self.world.first, attempt + 1)
         return True
 
     def _place(self) -> str:
         name = self._hosts.name if self._hosts else "this host"
         return f"{name} (node {self.spec.node_rank})" if self.spec.nnodes > 1 else name
+
+    def _tell_where(self) -> None:
+        """Node 0 writes down, for `offbeat ctl`, where the job can be spoken to."""
+        assert self.world is not None
+        assert self._hosts is not None
+        if self.spec.node_rank == 0 and self.spec.virtual is None:
+            with contextlib.suppress(OSError):
+                write_place(self.world.out, *self._hosts.address)
 
     # Workers
 
@@ -289,6 +300,7 @@ class Launcher:
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
             "OFFBEAT_STRAGGLERS": spec.stragglers,
             "OFFBEAT_MIN": spec.minimum,
+            "OFFBEAT_MAX": spec.maximum,
             "OFFBEAT_HEARTBEAT": None if spec.minimum is None else f"{spec.heartbeat:g}",
             "OFFBEAT_SHARDS": self._shards,
             "OFFBEAT_VIRTUAL": spec.virtual,
@@ -301,6 +313,8 @@ class Launcher:
     def _finish(self, outcome: Outcome) -> None:
         """Ends what still runs here, tells the other hosts, and lets the shards and the store go."""
         self._outcome = outcome
+        if self.world is not None and self.spec.node_rank == 0:
+            forget_place(self.world.out)
         if outcome.message is not None and self._hosts is not None:
             self._hosts.fail(outcome.message, self._last_words)
         self._end_workers()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
+from offbeat.cluster.desk import Desk
 from offbeat.cluster.epoch import PATIENCE, PeerLost
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import collect, share
@@ -34,7 +35,8 @@ class Members:
     on: where the groups for gradients and averages work (a CUDA device means NCCL).
     parameters: how many parameters a word tells of.
     on_regroup: called after every change of `epoch`.
-    roll: how to go on when a member has died, and to let newcomers in; None: neither.
+    roll: how to go on when a member has died, and to let newcomers in; None: neither. room: ranks that there
+    may be, with those that come later. desk: where a person asks for something.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Members:
         journal: Journal,
         on_regroup: Callable[[], None],
         roll: Roll | None = None,
+        room: int | None = None,
+        desk: Desk | None = None,
     ):
         self.rank, self.world, self.store, self._on = rank, world, store, on
-        self.roll = roll
+        self.roll, self.desk, self.room = roll, desk, max(room or 0, world)
         self._parameters, self._journal, self._on_regroup = parameters, journal, on_regroup
         self.clock = 0
         self.live = 1  # members whose gradient is in the last mean
@@ -63,12 +67,13 @@ class Members:
         self.left: set[int] = set()  # who have no more data, and wait for the end
         self.outside: frozenset[int] = frozenset()  # excluded, until they are readmitted
         self._readmitted = 0  # how often
-        self.knocking = False  # newcomers are to be let in, as soon as all members hold the same
+        # Newcomers are to be let in, or requests to be met, as soon as all members hold the same.
+        self.knocking = False
         self.grown = False  # newcomers have come since somebody cared
         self.arrived: int | None = None  # this worker is a newcomer: whose state and place it is to take
         if roll is None:
             self.epoch = here().epoch(0, range(world), rank, store, on)
-        elif roll.attempt:
+        elif roll.attempt or rank >= world:
             self._arrive(roll)
         else:
             self._begin(roll)
@@ -119,10 +124,15 @@ class Members:
         if self.broken is not None:
             raise RuntimeError(self.broken)
         self.catch_up()
-        news = self.roll is not None and self.rank == self.epoch.members[0] and self.roll.news()
+        news = self.rank == self.epoch.members[0] and self.news()
         word = Word(event, self.clock, self.clock - self._since, news=news, used=self._own, **fields)
         self._last = Exchange(self.epoch, word, self._parameters, self._heard, self.apart)
         return self._last
+
+    def news(self) -> bool:
+        """Whether somebody waits to be let in, or asks for something, as far as this worker has looked."""
+        roll, desk = self.roll, self.desk
+        return (roll is not None and roll.news()) or (desk is not None and desk.news())
 
     def _heard(self, exchange: Exchange) -> None:
         words, staying, event = exchange.read(), exchange.staying(), exchange.event()
@@ -243,19 +253,23 @@ class Members:
             self.live = self.epoch.size
             return list(decision["rows"])
 
-    def let_in(self) -> dict[int, int]:
-        """Lets in who has knocked, all members holding the same. Returns the newcomers with their attempts;
-        all take the first member's state and place afterwards."""
-        assert self.roll is not None
+    def hear(self) -> tuple[dict[int, int], list[dict[str, Any]]]:
+        """What the first member has heard of, all members holding the same: newcomers with their attempts,
+        and requests."""
         self.knocking = False
+        roll, desk, source = self.roll, self.desk, self.epoch.members[0]
+        mine: list[Any] = []
+        if self.rank == source:
+            mine = [{} if roll is None else roll.newcomers(self.room), [] if desk is None else desk.read()]
+        found, requests = json.loads(share(self.epoch, json.dumps(mine), source))
+        if desk is not None:
+            desk.known += len(requests)
+        return {int(rank): attempt for rank, attempt in found.items()}, requests
+
+    def let_in(self, found: Mapping[int, int]) -> None:
+        """Lets newcomers in; all take the first member's state and place afterwards."""
+        assert self.roll is not None
         roll, source = self.roll, self.epoch.members[0]
-        mine = roll.newcomers(self.world) if self.rank == source else {}
-        found = {
-            int(rank): attempt
-            for rank, attempt in json.loads(share(self.epoch, json.dumps(mine), source)).items()
-        }
-        if not found:
-            return {}
         self.place(self.clock, self.units)
         number, members = self.epoch.number + 1, sorted({*self.epoch.members, *found})
         roll.attempts.update(found)
@@ -265,7 +279,17 @@ class Members:
             roll.admit(sorted(found), {**where, "attempts": roll.attempts})
         self._enter(number, members, f"{names_of(found)} came", True)
         self.live = self.epoch.size
-        return found
+
+    def drop(self, rank: int) -> bool:
+        """Goes on without a member for good, all holding the same. Returns whether this worker is the one."""
+        self.place(self.clock, self.units)
+        if self.rank == rank:
+            return True
+        staying = [one for one in self.epoch.members if one != rank]
+        self.grown = True  # its host's shards may be served by it
+        self._enter(self.epoch.number + 1, staying, f"rank {rank} was dropped (offbeat ctl)")
+        self.live = self.epoch.size
+        return False
 
     def _begin(self, roll: Roll) -> None:
         """The job's first epoch: of those who come, for some may die before."""

@@ -7,8 +7,8 @@ launcher has said that one of them is dead, which a silently cut network would n
 
 from __future__ import annotations
 
+import atexit
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,20 +21,27 @@ SILENT = 3
 
 
 class Pulse:
-    """board: the job's store, on a connection that nobody else uses. heartbeat: seconds. It goes on to the
-    process's end: what a script does after its job may take long."""
+    """board: the job's store, on a connection that nobody else uses. heartbeat: seconds. It goes on until the
+    interpreter ends: what a script does after its job may take long. Then it must stop: a thread that comes
+    back from C++ into an interpreter that has gone ends the process by SIGABRT."""
 
     def __init__(self, team: Members, board: Any, heartbeat: float):
         assert team.roll is not None
         self._team, self._board, self._heartbeat = team, board, heartbeat
         self._key = f"beat/{team.roll.rank}/{team.roll.attempt}"
         self._known = 0
-        threading.Thread(target=self._run, name="offbeat-pulse", daemon=True).start()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="offbeat-pulse", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def _stop(self) -> None:
+        self._ends.set()
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         try:
-            while True:
-                time.sleep(self._heartbeat / BEATS)
+            while not self._ends.wait(self._heartbeat / BEATS):
                 self._board.add(self._key, 1)
                 if (deaths := int(self._board.add("deaths", 0))) != self._known:
                     self._known = deaths

@@ -87,7 +87,9 @@ class RealWorker(ReplicaWorker):
         super().__init__(*args, **more)
 
     def join_at(self, plan: Protocol) -> None:
-        """A newcomer is where the members are: in the same protocol of the plan."""
+        """A newcomer is where the members are: in the same protocol of the plan, or before the first one."""
+        if self.place_protocol is None:
+            return
         here = [protocol for protocol, _ in phases(plan) if str(protocol) == self.place_protocol]
         self.protocol, self._entered = here[0] if here else plan, True
 
@@ -228,8 +230,7 @@ class RealWorker(ReplicaWorker):
         self.after_step()
         if self.watch.due(self._taken):
             self._watch()
-        roll = self.team.roll
-        if roll is not None and self._halt == inf and self.rank == self.home.leader and roll.news():
+        if self._halt == inf and self.rank == self.home.leader and self.team.news():
             self.home.stop(KNOCK)
 
     def _watch(self) -> None:
@@ -272,9 +273,9 @@ class RealWorker(ReplicaWorker):
         self._into_shards(protocol, direct)
         super().enter(protocol, begun, settled)
 
-    def begin(self, protocol: Protocol) -> None:
+    def begin(self, protocol: Protocol, switched: bool = False) -> None:
         again = self._entered and protocol == self.protocol
-        super().begin(protocol)
+        super().begin(protocol, switched)
         if again:
             self._into_shards(protocol, direct=True)
 

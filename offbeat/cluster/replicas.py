@@ -11,6 +11,7 @@ import torch
 
 from offbeat.cluster.average import Averager, Mean
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
+from offbeat.cluster.desk import Desk
 from offbeat.cluster.epoch import Epoch, PeerLost
 from offbeat.cluster.flat import Layout, copy
 from offbeat.cluster.members import Members, names_of
@@ -112,6 +113,8 @@ class ReplicaWorker(Worker):
         wire: torch.dtype | None,
         journal: Journal,
         roll: Roll | None = None,
+        room: int | None = None,
+        desk: Desk | None = None,
     ):
         self.state, self.config, self.journal = state, config, journal
         self._wire, self.device = wire, device
@@ -121,7 +124,7 @@ class ReplicaWorker(Worker):
         self.scaler: Any = None
         self.protocol: Protocol = BSP()
         self._entered = False
-        self.place_protocol: str | None = None  # of the job, when this worker came to it
+        self.place_protocol: str | None = None  # of the job, when this worker came to it; None: none yet
         self.after_step: Callable[[], None] = lambda: None
         self._mean = False
         self._own = False  # whether the members' parameters may differ
@@ -135,6 +138,7 @@ class ReplicaWorker(Worker):
         self.watch = Watch(self)
         self.more: Callable[[], Any] = lambda: None  # what else a returning worker is to take over
         self.on_admission: Callable[[], None] = lambda: None
+        self.on_request: Callable[[dict[str, Any]], None] = lambda request: None
         self.arrived_more: Any = None
         self.take_more: Callable[[Any], None] = lambda more: setattr(self, "arrived_more", more)
         self.join_more: Callable[[list[Any]], None] = lambda rows: None  # of several workers
@@ -146,16 +150,35 @@ class ReplicaWorker(Worker):
         begun = now()
         on = device if backend == "nccl" else torch.device("cpu")
         self._torn = False  # a state was only half received
-        self.team = Members(rank, world, store, on, len(state.parameters), journal, self._regrouped, roll)
+        parts = (rank, world, store, on, len(state.parameters), journal, self._regrouped)
+        self.team = Members(*parts, roll, room, desk)
         self.rendezvous_ms = (now() - begun) * 1e3
         self._landing = Landing(self)
         if self.team.arrived is not None:
             self._arrive(self.team.arrived)
             return
+        source = self.members[0]
+        while True:
+            try:
+                self._take_first_state(source)
+                return
+            except PeerLost:
+                if roll is None:
+                    raise
+            rows = self.team.regroup_without_the_dead(self.about())
+            whole = [row["rank"] for row in rows if not row["torn"]]
+            if not whole:  # and nobody else may have been given the right ones by the script
+                raise RuntimeError(f"rank {source} died while the others took its parameters: start again")
+            source = whole[0]
+
+    def _take_first_state(self, source: int) -> None:
+        """All begin with the source's parameters, buffers and optimizer state."""
         self._same_model()
         begun = now()
-        if world > 1:
-            receive(self.epoch, state, self.members[0])
+        if not self.team.alone:
+            self._torn = self._torn or self.rank != source
+            receive(self.epoch, self.state, source)
+            self._torn = False
         self.broadcast_ms = (now() - begun) * 1e3
 
     # Facts
@@ -187,7 +210,7 @@ class ReplicaWorker(Worker):
     @property
     def running(self) -> bool:
         self._asked, self._drain_met = now(), 0.0
-        if self.team.alone and self.team.roll is not None and self.team.roll.news():
+        if self.team.alone and self.team.news():
             self.team.knocking = True
         return not self.interrupted and not self.team.knocking and self.units < self.whole()
 
@@ -409,11 +432,16 @@ class ReplicaWorker(Worker):
             self.state.conform(union(texts))
         self.state.average(self.epoch, own)
 
-    def begin(self, protocol: Protocol) -> None:
-        """The plan begins or goes on with `protocol`, all members holding the same."""
+    def begin(self, protocol: Protocol, switched: bool = False) -> None:
+        """The plan begins or goes on with `protocol`, all members holding the same. `switched`: a person has
+        asked for it."""
         if not self._entered or protocol != self.protocol:
             self._entered = True
-            self.enter(protocol)
+            begun = None
+            if switched:  # where the others were met already
+                begun = self._asked = now()
+                self._drain_met = self._settle_met = 0.0
+            self.enter(protocol, begun, begun)
         self.refer()
 
     def enter(self, protocol: Protocol, begun: float | None = None, settled: float | None = None) -> None:
@@ -509,7 +537,8 @@ class ReplicaWorker(Worker):
         mine = {
             "total": self.total,
             "left": sorted(self.team.left),
-            "protocol": str(self.protocol),
+            "known": 0 if self.team.desk is None else self.team.desk.known,
+            "protocol": str(self.protocol) if self._entered else None,
             "ledger": self.keeps_ledger,
             "started": self.journal.started,
             "seconds": self.meter.before + self.meter.seconds,
@@ -522,6 +551,8 @@ class ReplicaWorker(Worker):
         self.total = self.total if rest["total"] is None else rest["total"]
         self.team.left = set(rest["left"])
         self.keeps_ledger = rest["ledger"]
+        if self.team.desk is not None:
+            self.team.desk.known = rest["known"]
         self.take_more(rest["more"])
 
     # Members that die, and members that come
@@ -542,12 +573,16 @@ class ReplicaWorker(Worker):
         self.broadcast_ms = (now() - begun) * 1e3
 
     def admit(self) -> None:
-        """Lets in who has knocked, all members holding the same."""
+        """Lets in who has knocked, and meets a person's requests, all members holding the same."""
         while self.team.knocking:
             source = self.epoch.members[0]
-            if self.team.let_in():
+            newcomers, requests = self.team.hear()
+            if newcomers:
+                self.team.let_in(newcomers)
                 self._return(source)
                 self.on_admission()
+            for request in requests:
+                self.on_request(request)
 
     def recover(self) -> None:
         """A member has gone: the survivors go on without it, all from the same state and place (DESIGN 4.10).

@@ -35,7 +35,7 @@ class Roll:
 
     def __init__(self, store: Any, board: Any, rank: int, attempt: int, world: int):
         self._store, self._board, self.rank, self.attempt = store, board, rank, attempt
-        self.attempts = dict.fromkeys(range(world), 0)
+        self.attempts = dict.fromkeys(range(world), 0)  # of later ranks, once they are let in
         self._known = 0  # knocks that were answered
         self._looked, self._waits = 0.0, False
 
@@ -88,14 +88,16 @@ class Roll:
         """Whether somebody has knocked that was not let in yet."""
         return int(self._store.add("knocks", 0)) > self._known
 
-    def newcomers(self, world: int) -> dict[int, int]:
-        """Who has knocked, and with which attempt."""
+    def newcomers(self, room: int) -> dict[int, int]:
+        """Who of the ranks below `room` has knocked, and with which attempt."""
         self._known, self._waits = int(self._store.add("knocks", 0)), False
         found = {}
-        for rank in range(world):
+        for rank in range(room):
             if self._store.check([f"knock/{rank}"]):
                 attempt = int(self._store.get(f"knock/{rank}"))
-                if attempt > self.attempts[rank] and not self._board.check([f"dead/{rank}/{attempt}"]):
+                if attempt > self.attempts.get(rank, -1) and not self._board.check(
+                    [f"dead/{rank}/{attempt}"]
+                ):
                     found[rank] = attempt
         return found
 

@@ -98,7 +98,7 @@ class ShardHome:
                 one,
                 lambda piece: kept(piece.kind, (2,) if self.way == "elements" else piece.shape),
                 self.way,
-                team.world,
+                team.room,
                 len(self.ranks[number // self.per_host]) + 1,
             )
             for number, one in enumerate(pieces)
@@ -177,7 +177,7 @@ class ShardHome:
         served: dict[str, str] = {}
         if team.rank == self.ranks[self.here][0]:
             at = self._address(others)
-            self._server = Server(self.memory, keys, self._generation, range(team.world), at)
+            self._server = Server(self.memory, keys, self._generation, range(team.room), at)
             served = {"address": self._server.address, "public": self._server.public}
         rows = [json.loads(text) for text in collect(team.epoch, json.dumps(served))]
         for host, ranks in enumerate(self.ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -38,6 +39,7 @@ class LaunchSpec:
     workers are killed, as long as so many are left, and each is started again, `restarts` times at most; one
     that has given no sign of life for three times `heartbeat` seconds is killed, and a host that hasn't for
     five is given up.
+    With a `maximum` the same command, given again while the job runs, adds its workers to it, up to so many.
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
     `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
@@ -60,6 +62,7 @@ class LaunchSpec:
     on_diverge: str | None = None
     stragglers: str | None = None
     minimum: int | None = None
+    maximum: int | None = None
     restarts: int = 3
     heartbeat: float = 2.0
     rdzv_timeout: float = 300.0
@@ -96,6 +99,8 @@ class LaunchSpec:
             raise LaunchError(f"--min {self.minimum}: at least one worker is needed to go on")
         if self.minimum is not None and self.nnodes == 1 and self.minimum > self.workers:
             raise LaunchError(f"--min {self.minimum}: more than the {self.workers} workers of the job (-n)")
+        if self.maximum is not None:
+            self._check_maximum(self.maximum)
         if self.restarts < 0:
             raise LaunchError(f"--restarts {self.restarts}: a number of times, from 0")
         if not 0.1 <= self.heartbeat <= 600:
@@ -114,6 +119,19 @@ class LaunchSpec:
             raise LaunchError(f"there is no script {self.script} (seen from {Path.cwd()})")
         if not os.access(script, os.R_OK):
             raise LaunchError(f"the script {self.script} may not be read")
+
+    def _check_maximum(self, maximum: int) -> None:
+        if self.minimum is None:
+            raise LaunchError(f"--max {maximum} belongs to a job whose members may change: add --min")
+        if self.endpoint is None:
+            raise LaunchError(
+                f"--max {maximum} needs --rdzv-endpoint HOST:PORT, where those that come later find the job"
+            )
+        least = max(self.minimum, self.workers)
+        if maximum < least:
+            raise LaunchError(
+                f"--max {maximum}: less than the {least} workers that the job begins with or needs"
+            )
 
     @property
     def prefixed(self) -> bool:
@@ -182,6 +200,19 @@ def run_directory(spec: LaunchSpec) -> Path:
         raise LaunchError(f"--out {spec.out} holds the journal of an earlier run; give another directory")
     _make(path, exist_ok=True)
     return path.absolute()
+
+
+PLACE = "launcher.json"
+"""In a run's directory, while it runs: where its store is."""
+
+
+def write_place(out: Path, host: str, port: int) -> None:
+    (out / PLACE).write_text(json.dumps({"host": host, "port": port, "pid": os.getpid()}) + "\n")
+
+
+def forget_place(out: Path) -> None:
+    with contextlib.suppress(OSError):
+        (out / PLACE).unlink(missing_ok=True)
 
 
 def _make(path: Path, exist_ok: bool) -> None:

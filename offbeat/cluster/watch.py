@@ -33,7 +33,7 @@ class Watch:
         self.all_done = False
         self._answered = time.monotonic()
         self._stop = threading.Event()
-        self._seen = {r: (-1, time.monotonic()) for r in range(spec.nnodes) if r != spec.node_rank}
+        self._seen: dict[int, tuple[int, float]] = {}  # signs of life of other nodes, and when they were new
         self._thread = threading.Thread(target=self._run, name="offbeat-hosts", daemon=True)
         self._thread.start()
 
@@ -57,22 +57,25 @@ class Watch:
             while not self._stop.wait(BEAT):
                 self._store.add(mine, 1)
                 self._answered = time.monotonic()
+                if self._spec.node_rank == 0 and self._spec.maximum is not None:
+                    nodes = range(self._spec.nnodes + int(self._store.add("launcher/later", 0)))
                 if self._store.check(["launcher/failed"]):
                     self._failed = json.loads(self._store.get("launcher/failed"))
                     return
                 if all(self._store.check([f"launcher/done/{r}"]) or self._given_up(r) for r in nodes):
                     self.all_done = True
                 if self._spec.node_rank == 0:
-                    self._listen()
+                    self._listen(nodes[1:])
         except RuntimeError as error:
             # Node 0 may go once all hosts are done.
             if not self.all_done:
                 self.lost = first_line(error)
 
-    def _listen(self) -> None:
+    def _listen(self, nodes: Sequence[int]) -> None:
         """Node 0 misses a host that has fallen silent without having finished."""
         now = time.monotonic()
-        for node, (count, since) in self._seen.items():
+        for node in nodes:
+            count, since = self._seen.setdefault(node, (-1, now))
             beat = self._store.add(f"launcher/beat/{node}", 0)
             if beat != count:
                 self._seen[node] = (beat, now)
@@ -93,8 +96,9 @@ class Watch:
         if node in self._lost_nodes:
             return
         self._lost_nodes.add(node)
-        first = sum(self._workers[:node])
-        for rank in range(first, first + self._workers[node]):
+        row = json.loads(self._store.get(f"launcher/host/{node}"))
+        first = sum(self._workers[:node]) if row["first"] is None else row["first"]
+        for rank in range(first, first + row["workers"]):
             known = self._store.check([f"offbeat/attempt/{rank}"])
             attempt = int(self._store.get(f"offbeat/attempt/{rank}")) if known else 0
             self._store.set(f"offbeat/dead/{rank}/{attempt}", "1")

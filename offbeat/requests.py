@@ -1,0 +1,83 @@
+"""What a person may ask of a running job (`offbeat ctl`): met by all members together, at a place where all
+hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat.checkpoint import CheckpointError
+from offbeat.cluster.members import names_of
+from offbeat.plan import PlanError, parse
+from offbeat.plan import check as plan_check
+from offbeat.policies.switches import Greedy
+from offbeat.protocols import Protocol, Switch
+from offbeat.worker import Worker, passed
+
+if TYPE_CHECKING:
+    from offbeat.sync import Synchronizer
+
+
+class Refused(Exception):
+    """It can't be done; the text says why."""
+
+
+def meet(sync: Synchronizer, request: dict[str, Any]) -> None:
+    """Does what is asked and answers. Collective. The worker that is dropped doesn't return."""
+    worker, desk = sync.worker, sync.worker.team.desk
+    assert desk is not None
+    ways: dict[str, Callable[[Synchronizer, dict[str, Any]], str]] = {
+        "drop": _drop,
+        "switch": _switch,
+        "checkpoint": _checkpoint,
+    }
+    try:
+        ok, text = True, ways[request["do"]](sync, request)
+    except (Refused, PlanError, OSError, CheckpointError) as error:
+        ok, text = False, str(error)
+    sync.journal.record("request", do=request["do"], ok=ok, text=text, units=worker.units)
+    if worker.rank == worker.members[0]:
+        desk.answer(request["number"], ok, text)
+
+
+def _drop(sync: Synchronizer, request: dict[str, Any]) -> str:
+    worker, rank = sync.worker, request["rank"]
+    if rank not in worker.members:
+        raise Refused(f"rank {rank} is no member; members are {names_of(worker.members)}")
+    left = len(worker.members) - 1
+    if left < sync.minimum:
+        raise Refused(f"without rank {rank} the job would have {left} left; --min is {sync.minimum}")
+    if worker.team.drop(rank):
+        sync.dismiss()
+    return f"rank {rank} has ended; members are {names_of(worker.members)}"
+
+
+def _switch(sync: Synchronizer, request: dict[str, Any]) -> str:
+    if (text := request.get("plan")) is not None:
+        plan = sync.policy.apply(parse(text))
+        plan_check(plan, sync.worker.whole())
+    else:
+        after = following(sync.plan, sync.worker)
+        if after is None:
+            raise Refused(f"nothing comes after {sync.protocol} in {sync.plan}; say what: switch PLAN")
+        plan = after
+    sync.replan(plan)
+    return f"{plan.current(sync.worker)} from {sync.worker.units:,} units on"
+
+
+def following(plan: Protocol, w: Worker) -> Protocol | None:
+    """The plan without the protocol in charge: what comes after it now. None if nothing does."""
+    if not isinstance(plan, Switch):
+        return None
+    if w.served(plan.first, plan.at) if isinstance(plan, Greedy) else passed(w, plan.at):
+        return following(plan.then, w)
+    rest = following(plan.first, w)
+    return plan.then if rest is None else replace(plan, first=rest)
+
+
+def _checkpoint(sync: Synchronizer, request: dict[str, Any]) -> str:
+    path = Path(request["path"])
+    sync.save_here(path)
+    return f"saved {path} at {sync.worker.units:,} units"
