@@ -22,6 +22,7 @@ class Audit:
     entries: entries of the ledger, all compared. wrong: what disagrees, in a line each.
     deaths: recoveries from workers' deaths. again: units that were dealt again then. partly: of those, units
         whose update some of the shards had applied before: their worker died between two hosts' shards.
+    missing: updates that a dead host's shards had, and no survivor (a part of the parameters lacks them).
     undone: [units, to_units] of each return to a checkpoint. pending: given back and not done yet.
     ended: whether the job has.
     """
@@ -38,6 +39,7 @@ class Audit:
     again: list[int] = field(default_factory=list)
     partly: list[int] = field(default_factory=list)
     undone: list[tuple[int, int]] = field(default_factory=list)
+    missing: int = 0
     deaths: int = 0
     ended: bool = False
 
@@ -65,6 +67,11 @@ class Audit:
         if self.partly:
             twice = _named(self.partly, "applied twice by some shards")
             found.append(f"{twice}: their worker died between two hosts' shards")
+        if self.missing:
+            updates = _many(self.missing, "update")
+            found.append(
+                f"a part of the parameters lacks {updates} at most, which died with its host's shards"
+            )
         found += self.wrong
         if self.clean:
             rest = "" if self.ended else " up to there (the journal has no end)"
@@ -111,6 +118,7 @@ def _audit(rows: Sequence[Record]) -> Audit:
                 found.deaths += 1
                 found.again += row["again"]
                 found.partly += row.get("partly", [])
+                found.missing += row.get("missing", 0)
             case "rollback":
                 found.undone.append((row["units"], row["to_units"]))
             case "ledger":

@@ -24,7 +24,8 @@ rollback    units (where it diverged), path, to_units, reason: on from a checkpo
 straggler   rank, action (flagged or cleared), protocol, units, rule, limit, speeds (by rank, units per second
             of a worker's own time): what the detector has decided, and why
 recovery    units, ms, epoch: members have died, the others went on; again: the units that are dealt again;
-            partly: of them, those whose update a part of the shards has (none on one host)
+            partly: of them, those whose update a part of the shards has (none on one host); missing: how many
+            updates the parameters lack at most that a dead host's shards had (only when a host is lost)
 ledger      units, pending (units that were given back and not done yet), used: the sum of the marks of the
             units that the workers have used, as hexadecimal digits (`offbeat.ledger`)
 request     do (checkpoint, switch or drop), ok, text (the answer), units: a person has asked for it

@@ -26,6 +26,7 @@ class Loss(Setup):
     are not of the beginning come after `delay` seconds."""
 
     who: int = 1
+    too: int = -1  # another that dies likewise
     after: int = 6
     moment: str = "backward"
     samples: int = 4000
@@ -45,7 +46,7 @@ def die() -> None:
 
 def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     """From here on this process dies when its time has come."""
-    if offbeat.rank() != loss.who or offbeat.job.current().attempt:
+    if offbeat.rank() not in (loss.who, loss.too) or offbeat.job.current().attempt:
         return
 
     def due() -> bool:
@@ -85,7 +86,7 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
 
 def arm_early(loss: Loss) -> None:
     """For deaths before there is a Synchronizer, or in its making."""
-    if offbeat.rank() != loss.who or offbeat.job.current().attempt:
+    if offbeat.rank() not in (loss.who, loss.too) or offbeat.job.current().attempt:
         return
     if loss.moment == "meeting":
         die()

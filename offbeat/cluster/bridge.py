@@ -8,6 +8,7 @@ from math import inf
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from offbeat.cluster.client import Client
 from offbeat.cluster.flat import copy
@@ -54,6 +55,13 @@ class Bridge:
             pairs = zip(self.outline.pieces, self._mine, strict=True)
             self._places, self._own = places, [part(piece, p.detach(), p) for piece, p in pairs]
         return self._own
+
+    def forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """The optimizer's state of these pieces begins anew, where it is one number per element."""
+        for piece, p in zip(self.outline.pieces, self._mine, strict=True):
+            for value in optimizers[piece.optimizer].state.get(p, {}).values():
+                if isinstance(value, Tensor) and value.shape == p.shape and p.dim():
+                    part(piece, value, p).zero_()
 
 
 class Local:

@@ -426,9 +426,9 @@ class RealWorker(ReplicaWorker):
         """The survivors take the shards' content: all that was pushed, by the dead as well."""
         assert self.home is not None
         home = self.home
-        if not home.whole(self.members):
+        if 0 in home.lost:
             raise RuntimeError(
-                "all workers of a host have died, and its shards can't be reached: go on from a checkpoint"
+                "all workers of the host that deals the units have died at once: go on from a checkpoint"
             )
         collect(self.epoch, "")  # everybody's own push is complete, as far as servers still answer
         home.hand_over(self._taken)
@@ -437,6 +437,7 @@ class RealWorker(ReplicaWorker):
         columns = list(zip(*(row for rows in told for row in rows), strict=True))  # by rank, of all shards
         pushes = [min(column) for column in columns]
         home.gather()
+        salvaged = home.salvage()
         self.state.average(self.epoch, own=False)
         source = home.leader
         left = home.memory.undone(pushes) if self.rank == source else []
@@ -460,7 +461,8 @@ class RealWorker(ReplicaWorker):
         self.schedules.catch_up(counts)
         home.settings.adopt(rows[counts.index(max(counts))]["settings"])
         self.place_like(rows, source)
-        return {"again": again, "partly": partly}
+        missing = {} if salvaged is None else {"missing": sum(pushes) - salvaged}
+        return {"again": again, "partly": partly, **missing}
 
     def resume(self, going_on: bool) -> None:
         """After a pause: the members go on with the phase, or it is over for those who wait too."""

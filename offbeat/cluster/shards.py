@@ -315,6 +315,8 @@ class ShardHome:
         mine = [pushes, self.memory.pushes() if self.leads else []]
         rows = [json.loads(text) for text in collect(team.epoch, json.dumps(mine))]
         for host, ranks in enumerate(self.ranks):
+            if host in self.lost:
+                continue
             lead = self._lead(host)
             applied = rows[team.members.index(lead)][1]
             for rank, (made, _) in zip(team.members, rows, strict=True):
@@ -342,9 +344,28 @@ class ShardHome:
         """The member that reads a host's shards for the others."""
         return next(rank for rank in self.ranks[host] if rank in self._team.members)
 
-    def whole(self, members: Sequence[int]) -> bool:
-        """Whether each host has a member left that can read its shards."""
-        return all(set(ranks) & set(members) for ranks in self.ranks)
+    @property
+    def lost(self) -> list[int]:
+        """Hosts without a member that could read their shards."""
+        return [host for host, ranks in enumerate(self.ranks) if not set(ranks) & set(self._team.members)]
+
+    def salvage(self) -> int | None:
+        """Collective, after `gather`: of the shards of lost hosts, all take the parameters of the member that
+        has pulled last; the optimizer begins anew there. Returns how many updates are in what they have, at
+        least; None if no host is lost."""
+        team, versions = self._team, []
+        for host in self.lost:
+            remote = next(one for one in self._remote if one.shards[0] == host * self.per_host)
+            rows = [json.loads(text) for text in collect(team.epoch, json.dumps(self._seen))]
+            for bridge, g in zip(remote.bridges, remote.shards, strict=True):
+                version, at = max((row[g], -i) for i, row in enumerate(rows))
+                versions.append(version)
+                for view in bridge.own():
+                    values = view.detach().clone(memory_format=torch.contiguous_format)
+                    team.epoch.broadcast(values, team.members[-at]).wait()
+                    view.copy_(values)
+                bridge.forget(self._state.optimizers)
+        return min(versions, default=None)
 
     @property
     def leads(self) -> bool:
@@ -497,6 +518,8 @@ class ShardHome:
         for host in range(len(self.ranks)):
             if len(self.ranks) == 1:
                 break
+            if host in self.lost:
+                continue
             lead = self._lead(host)
             for g in range(host * self.per_host, (host + 1) * self.per_host):
                 block = torch.empty(self.outlines[g].size, dtype=torch.uint8)
