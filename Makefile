@@ -3,13 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-all lint bench
+HOSTS_TOOL ?= $(wildcard ../shared/tools/hosts.py)
+
+.PHONY: help demo test test-all lint bench soak
 
 help:
 	@echo "make demo      six plans on scikit-learn's digits, two workers each, one table"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     throughput of every protocol against raw DDP and no communication"
+	@echo "make soak      half an hour of kills, cuts and newcomers under every protocol"
 	@echo "make lint      lint, format check and types"
 
 $(READY): pyproject.toml constraints.txt
@@ -34,3 +37,6 @@ test-all: lint
 
 bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py
+
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py --minutes 30 $(if $(HOSTS_TOOL),--hosts-tool $(HOSTS_TOOL))

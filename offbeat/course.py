@@ -34,7 +34,7 @@ class Course:
             self.worker.resume(not done and self.plan.current(self.worker) == self.worker.paused)
         with self.worker.meter.waiting():
             self.worker.admit()
-        if not self.worker.running:
+        if self.worker.over:
             self._end()
             return
         self.worker.begin(self.plan.current(self.worker), switched=self._replanned)
@@ -58,7 +58,7 @@ class Course:
         with self.worker.meter.waiting():
             self.worker.settle_now()
             self.worker.admit()
-        if self.worker.running:  # somebody came, or had left and less is done than was reckoned with
+        if not self.worker.over:  # somebody came, or had left and less is done than was reckoned with
             self.resume()
             return
         with self.worker.meter.waiting():

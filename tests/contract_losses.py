@@ -151,6 +151,18 @@ class Losses:
         assert members[0] == [0, 2, 3]
         assert [0, 1, 2, 3] in members[1:]
 
+    @pytest.mark.parametrize("plan", ["bsp", "asp", "bsp:30% dasgd(4,2)"])
+    @pytest.mark.parametrize("delay", [-0.5, 0.5])
+    def test_one_that_begins_alone_is_joined(self, engine: Any, plan: str, delay: float) -> None:
+        loss = Loss(plan, 300, momentum=0.9, who=-1, pace=0.01, samples=1200, delay=delay)
+        found = engine.outcomes(1, scripts_losses.mortal, loss, minimum=1, later=2)
+        assert [one for one in found if isinstance(one, RemoteError | Died)] == []
+        all_hold_the_same(found)
+        assert 300 <= found[0].units < 303
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+
     @pytest.mark.parametrize("delay", [0.0, 0.2, 0.5])
     @pytest.mark.parametrize("hosts", [(0, 0, 0, 0), (0, 1, 0, 2)])
     @pytest.mark.parametrize("plan", COMES)

@@ -23,7 +23,7 @@ from tests.scripts import Result, Setup, result, seeds, table
 @dataclass(frozen=True)
 class Loss(Setup):
     """moment: where rank `who` dies, once it has taken `after` steps; only its first process does. Ranks that
-    are not of the beginning come after `delay` seconds."""
+    are not of the beginning come after `delay` seconds (negative: before those that are)."""
 
     who: int = 1
     too: int = -1  # another that dies likewise
@@ -99,8 +99,8 @@ def arm_early(loss: Loss) -> None:
 def mortal(loss: Loss) -> Result:
     """A loop over sync.batches; `seen` are the samples of the units that this process has done. All attempts
     of a rank write them to one file, with the unit's number."""
-    if offbeat.rank() >= offbeat.world_size():
-        time.sleep(loss.delay)
+    if (offbeat.rank() >= offbeat.world_size()) == (loss.delay > 0):
+        time.sleep(abs(loss.delay))
     arm_early(loss)
     model, optimizer, sync = loss.start()
     arm(loss, sync, model)

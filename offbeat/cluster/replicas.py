@@ -215,6 +215,11 @@ class ReplicaWorker(Worker):
         return not self.interrupted and not self.team.knocking and self.units < self.whole()
 
     @property
+    def over(self) -> bool:
+        """Whether all units are done, where all members hold the same."""
+        return self.units >= self.whole()
+
+    @property
     def stragglers(self) -> frozenset[int]:
         return self.watch.stragglers
 
