@@ -1,4 +1,4 @@
-"""A soak: jobs under one plan after the other, and every so often a worker is killed or stopped, a host is cut
+"""A soak: jobs under one plan after the other, and every so often a worker is killed or stopped, a host cut
 off or throttled, workers come. Nothing may hang, every job must end well, its audit be clean and its loss
 finite, and neither memory nor file descriptors may grow.
 

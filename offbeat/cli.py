@@ -274,7 +274,7 @@ def run(
             cluster=cluster,
             timing_only=timing_only,
         )
-        check_cluster(cluster, virtual)
+        check_cluster(spec)
         outcome, directory, screen = _launch(spec, quiet)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
@@ -309,6 +309,9 @@ def compare(
     stragglers: Annotated[
         str, typer.Option("--stragglers", help='Policies with ";" between them, as in "off; elastic".')
     ] = "",
+    minimum: Annotated[
+        int | None, typer.Option("--min", help="As in `offbeat run`: go on when workers die.")
+    ] = None,
     virtual: Virtual = None,
     cluster: ClusterFile = None,
     timing_only: TimingOnly = False,
@@ -333,7 +336,6 @@ def compare(
         if jobs < 1 or (jobs > 1 and virtual is None):
             raise ValueError(f"--jobs {jobs}: runs go side by side, 1 or more of them, if they are --virtual")
         texts, policies = split_plans(plans), split_policies(stragglers)
-        check_cluster(cluster, virtual)
         specs = [
             LaunchSpec(
                 script=script,
@@ -345,6 +347,7 @@ def compare(
                 wire=wire,
                 on_diverge=on_diverge,
                 stragglers=policy,
+                minimum=minimum,
                 show=show,
                 virtual=virtual,
                 cluster=cluster,
@@ -354,6 +357,7 @@ def compare(
             for policy in policies
             for number in range(repeat)
         ]
+        check_cluster(specs[0])
         directory = _compare_directory(script, out)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
@@ -394,14 +398,19 @@ def compare(
     raise typer.Exit(code or int(any(row.error is not None for row in result.rows)))
 
 
-def check_cluster(cluster: str | None, virtual: int | None) -> None:
-    """Raises ClusterError for a virtual cluster that cannot be."""
+def check_cluster(spec: LaunchSpec) -> None:
+    """Raises ClusterError for a virtual cluster that cannot be, or not so."""
+    cluster, virtual = spec.cluster, spec.virtual
     if virtual is not None and virtual > 0:
         from offbeat.virtual.cluster import ClusterError, find
 
         found = find("here" if cluster is None else cluster).sized(virtual)
-        if found.joins:
-            raise ClusterError(f"{found.source}: joins: newcomers are not supported yet; leave them out")
+        if found.joins and spec.timing_only:
+            raise ClusterError(
+                f"{found.source}: joins: --timing-only knows no newcomers; leave one of them out"
+            )
+        if found.joins and spec.minimum is None:
+            raise ClusterError(f"{found.source}: joins: members change only with --min; add it")
 
 
 def split_plans(text: str) -> list[str]:

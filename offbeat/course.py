@@ -28,12 +28,13 @@ class Course:
             self._begun = True
             self.worker.schedules.move(self.worker.units, self.worker.total)
             self.worker.meter.begin()
-        self.worker.interrupted = False
+        self.worker.interrupted = going_on = False
         if self.worker.paused is not None:
-            done = self.worker.units >= self.worker.whole()
-            self.worker.resume(not done and self.plan.current(self.worker) == self.worker.paused)
-        with self.worker.meter.waiting():
-            self.worker.admit()
+            going_on = not self.worker.over and self.plan.current(self.worker) == self.worker.paused
+            self.worker.resume(going_on)
+        if not going_on:  # else some may wait for the phase's end
+            with self.worker.meter.waiting():
+                self.worker.admit()
         if self.worker.over:
             self._end()
             return

@@ -8,10 +8,13 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
+from offbeat.journal import Journal
 from offbeat.site import here
 
 
 class Closes(Protocol):
+    journal: Journal
+
     @property
     def done(self) -> bool: ...
 

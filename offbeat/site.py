@@ -31,6 +31,7 @@ class Site:
 
     virtual = False
     alike = 1  # workers that this one stands for
+    dying = False  # it is being killed: nothing of it may be heard any more
 
     def __init__(self) -> None:
         self.job: Job | None = None

@@ -630,7 +630,9 @@ class Synchronizer:
 
     def fail(self, error: BaseException) -> None:
         """The script has failed: the others learn of it at once, and nothing more is waited for."""
-        if not self._closed and not self._failed:
+        if here().dying:
+            self._failed = True
+        elif not self._closed and not self._failed:
             self._failed = True
             text = "".join(traceback.format_exception_only(type(error), error)).strip()
             self.journal.record("error", rank=self.worker.rank, message=text)

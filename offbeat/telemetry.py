@@ -78,6 +78,7 @@ class Telemetry:
         if worker.shards_ms is not None:
             costs["shards_ms"] = worker.shards_ms
         self._journal.record("start", **{name: round(ms, 3) for name, ms in costs.items()})
+        self._journal.flush()  # what a run is should be known even if it dies at once
 
     def backward(self, roots: Any) -> None:
         """Remembers the loss that a backward began at. Micro-batches' losses add up. Reads no tensor: on

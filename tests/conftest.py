@@ -36,7 +36,9 @@ def slow(item: pytest.Item) -> bool:
     suite, name = _of(item)
     if suite == "TestVirtual":
         return name in SLOW or "wire]" in item.name or "hosts1" in item.name
-    if suite == "TestLosses":
+    if suite == "TestVirtualLosses" and "hosts1" in item.name:
+        return True
+    if suite in ("TestLosses", "TestVirtualLosses"):
         return name.startswith(("test_the_others", "test_others_may")) and not item.name.endswith(SAMPLE)
     return suite == "TestReal" and "hosts1" in item.name and "asp" not in item.name
 

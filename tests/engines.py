@@ -261,6 +261,8 @@ class VirtualEngine(RealEngine):
         env: Mapping[str, str] | None = None,
         timeout: float = PATIENCE,
         hosts: Sequence[int] | None = None,
+        minimum: int | None = None,
+        later: int = 0,
     ) -> list[Any]:
         self._runs += 1
         self.out = Path((env or {}).get("OFFBEAT_OUT") or self._folder / f"run{self._runs}")
@@ -270,7 +272,10 @@ class VirtualEngine(RealEngine):
         place = {"OMP_NUM_THREADS": "1", "OFFBEAT_OUT": str(self.out), **(env or {})}
         process = context.Process(
             target=_work_virtually,
-            args=(theirs, job, place, str(self.out), costs_of(self._cluster, hosts or [0] * workers)),
+            args=(
+                *(theirs, job, place, str(self.out)),
+                *(costs_of(self._cluster, list(hosts or [0] * workers)[:workers], later), minimum),
+            ),
             daemon=True,
         )
         process.start()
@@ -286,7 +291,9 @@ class VirtualEngine(RealEngine):
         return found
 
 
-def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, costs: Any) -> None:
+def _work_virtually(
+    pipe: Any, job: bytes, place: Mapping[str, str], out: str, costs: Any, minimum: int | None
+) -> None:
     """A virtual cluster's whole life."""
     os.setpgrp()
     with open(f"{out}/rank0.log", "ab", buffering=0) as log:
@@ -299,7 +306,7 @@ def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, c
 
     torch.set_num_threads(1)
     try:
-        answer = [_outcome_of(ending) for ending in _run(job, out, costs)]
+        answer = [_outcome_of(ending) for ending in _run(job, out, costs, minimum)]
         sent = pickle.dumps(answer)
     except BaseException as error:
         sent = pickle.dumps(RemoteError(0, type(error).__name__, str(error), traceback.format_exc()))
@@ -309,7 +316,7 @@ def _work_virtually(pipe: Any, job: bytes, place: Mapping[str, str], out: str, c
     os._exit(0)
 
 
-def _run(job: bytes, out: str, costs: Any) -> list[Any]:
+def _run(job: bytes, out: str, costs: Any, minimum: int | None) -> list[Any]:
     from offbeat.site import here
     from offbeat.virtual.ambient import Ambient
     from offbeat.virtual.engine import Engine, Killed
@@ -324,16 +331,13 @@ def _run(job: bytes, out: str, costs: Any) -> list[Any]:
         ends(pid, number)
 
     ends, os.kill, workers = os.kill, kill, costs.workers
-    logs = [Path(out, f"rank{rank}.log") for rank in range(workers)]
-    streams = [log.open("a", buffering=1) for log in logs]
-    places = [
-        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)} for rank in range(workers)
-    ]
-    ambients = [
-        Ambient(None, list(sys.argv), place, stream, stream)
-        for place, stream in zip(places, streams, strict=True)
-    ]
-    return Engine(costs, script, ambients).run()
+
+    def ambient(rank: int) -> Ambient:
+        stream = open(f"{out}/rank{rank}.log", "a", buffering=1)  # noqa: SIM115
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)}
+        return Ambient(None, list(sys.argv), place, stream, stream)
+
+    return Engine(costs, script, ambient, minimum=minimum, restart=0.2).run()
 
 
 def _outcome_of(ending: Any) -> Any:
@@ -349,15 +353,16 @@ def _outcome_of(ending: Any) -> Any:
     return ending.value
 
 
-def costs_of(path: Path, hosts: Sequence[int]) -> Any:
-    """The costs of a cluster whose ranks are on these hosts."""
-    from offbeat.virtual.cluster import read
+def costs_of(path: Path, hosts: Sequence[int], later: int = 0) -> Any:
+    """The costs of a cluster whose ranks are on these hosts; so many come later, at once."""
+    from offbeat.virtual.cluster import Join, read
     from offbeat.virtual.cost import Costs
 
     cluster = read(path)
     (group,) = cluster.groups
     counts = [hosts.count(host) for host in sorted(set(hosts))]
     groups = tuple(replace(group, count=count, per_host=count) for count in counts)
-    costs = Costs(replace(cluster, groups=groups), seed=0)
-    costs.host_of = [sorted(set(hosts)).index(host) for host in hosts]
+    joins = (Join(0.0, later),) if later else ()
+    costs = Costs(replace(cluster, groups=groups, joins=joins), seed=0)
+    costs.host_of[: len(hosts)] = [sorted(set(hosts)).index(host) for host in hosts]
     return costs

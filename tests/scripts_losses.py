@@ -44,13 +44,18 @@ def die() -> None:
     time.sleep(60)
 
 
+def mine(loss: Loss) -> bool:
+    """Whether this process is to die."""
+    return offbeat.rank() in (loss.who, loss.too) and not offbeat.job.current().attempt
+
+
 def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     """From here on this process dies when its time has come."""
-    if offbeat.rank() not in (loss.who, loss.too) or offbeat.job.current().attempt:
+    if not mine(loss):
         return
 
-    def due() -> bool:
-        return sync.worker.clock >= loss.after
+    def due() -> bool:  # what is armed may be all virtual workers'
+        return mine(loss) and sync.worker.clock >= loss.after
 
     def before(owner: Any, name: str) -> None:
         plain: Callable[..., Any] = getattr(owner, name)
@@ -86,14 +91,18 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
 
 def arm_early(loss: Loss) -> None:
     """For deaths before there is a Synchronizer, or in its making."""
-    if offbeat.rank() not in (loss.who, loss.too) or offbeat.job.current().attempt:
+    if not mine(loss):
         return
     if loss.moment == "meeting":
         die()
-    elif loss.moment == "receiving":
-        replicas.receive = lambda *args: die()  # type: ignore[assignment]
-    elif loss.moment == "preparing":
-        real.RealWorker._open_home = lambda self: die()  # type: ignore[method-assign]
+    owner, name = (replicas, "receive") if loss.moment == "receiving" else (real.RealWorker, "_open_home")
+    plain = getattr(owner, name)
+
+    def deadly(*args: Any) -> Any:
+        return die() if mine(loss) else plain(*args)
+
+    if loss.moment in EARLY:
+        setattr(owner, name, deadly)
 
 
 def mortal(loss: Loss) -> Result:

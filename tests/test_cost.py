@@ -288,7 +288,7 @@ def test_random_stragglers_do_not_depend_on_who_asks(seed: int, order: list[int]
 
 def test_failures_come_in_order() -> None:
     failures = (Failure(1, 5.0), Failure(0, 2.0))
-    assert costs(group(2), failures=failures).failures == [(2.0, 0), (5.0, 1)]
+    assert costs(group(2), failures=failures).failures == [Failure(0, 2.0), Failure(1, 5.0)]
 
 
 # Buckets

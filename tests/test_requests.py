@@ -207,3 +207,50 @@ def test_what_comes_next(plan: str, units: int, left: str | None) -> None:
     for policy in ("off", "greedy", "elastic"):
         found = following(Stragglers(policy).apply(parse(plan)), At())  # type: ignore[arg-type]
         assert (None if found is None else to_text(found)) == left
+
+
+CLUSTER = """
+[compute]
+unit = "100 ms"
+kind = "lognormal"
+sigma = 0.1
+[[workers]]
+[link]
+rate = "1 Gbit/s"
+latency = "1 ms"
+[[failures]]
+worker = 0
+at = "5 s"
+restart = "6 s"
+[[failures]]
+worker = 2
+at = "8 s"
+[[joins]]
+at = "10 s"
+count = 2
+"""
+
+
+@pytest.mark.parametrize("plan", ["bsp:50% asp", "dasgd(4,2)"])
+def test_a_virtual_cluster_loses_and_gains_workers(plan: str) -> None:
+    Path("cluster.toml").write_text(CLUSTER)
+    job(30).kill()  # for its script
+    words = ["run", "--virtual", 4, "--cluster", "cluster.toml", "--plan", plan, "--total", 1000]
+    journals = []
+    for number in range(2):
+        out = f"run{number}"
+        code, _, err = Command(*words, "--min", 2, "--out", out, "train.py").end()
+        assert code == 0, err
+        journals.append(Path(out, "journal.jsonl").read_bytes())
+        assert Command("audit", out).end()[0] == 0
+    assert journals[0] == journals[1]
+    found = [row for row in journal.read("run0") if row["type"] == "members"]
+    assert [row["members"] for row in found][-1] == [0, 1, 3, 4, 5]
+    assert [row["reason"] for row in found[:2]] == ["rank 0 died", "rank 2 died"]
+    assert found[0]["t"] > 5.0
+    code, _, err = Command(*words, "train.py").end()
+    assert code == 2
+    assert "cluster.toml: joins: members change only with --min; add it" in err
+    code, _, err = Command(*words, "--min", 2, "--timing-only", "train.py").end()
+    assert code == 2
+    assert "--timing-only knows no newcomers" in err

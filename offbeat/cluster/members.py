@@ -20,7 +20,7 @@ import torch
 
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
 from offbeat.cluster.desk import Desk
-from offbeat.cluster.epoch import PATIENCE, PeerLost
+from offbeat.cluster.epoch import PATIENCE, Epoch, PeerLost
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import collect, share
 from offbeat.journal import Journal
@@ -71,8 +71,10 @@ class Members:
         self.knocking = False
         self.grown = False  # newcomers have come since somebody cared
         self.arrived: int | None = None  # this worker is a newcomer: whose state and place it is to take
+        self.failed = False  # and could not come together with the members
+        self._formed: tuple[int, Sequence[int]] = -1, range(world)  # the last epoch that was to be formed
         if roll is None:
-            self.epoch = here().epoch(0, range(world), rank, store, on)
+            self.epoch = self._form(0, range(world), False)
         elif roll.attempt or rank >= world:
             self._arrive(roll)
         else:
@@ -237,12 +239,14 @@ class Members:
         """A member has gone: the survivors go on in a new epoch. Returns what each has said of itself, in
         their order. row: what this one says."""
         assert self.roll is not None
-        number, members = self.epoch.number, self.epoch.members
+        number, members = self._formed  # some may be in it, and others have failed to come to it
         self._reduced = None
         while True:
             self.epoch.close()
             decision = self.roll.call(number, members, {**self.standing(), **row})
             number, before, members = decision["epoch"], members, decision["members"]
+            if self.rank not in members:
+                raise RuntimeError(f"the others took rank {self.rank} for dead and went on without it")
             lost = sorted(set(before) - set(members))
             try:
                 self._enter(
@@ -293,20 +297,28 @@ class Members:
 
     def _begin(self, roll: Roll) -> None:
         """The job's first epoch: of those who come, for some may die before."""
-        number, members = -1, list(range(self.world))
         while True:
-            decision = roll.call(number, members, {})
-            number, members = decision["epoch"], decision["members"]
+            decision = roll.call(*self._formed, {})
             with contextlib.suppress(PeerLost):
-                self.epoch = here().epoch(number, members, self.rank, self.store, self._on, True)
+                self.epoch = self._form(decision["epoch"], decision["members"], True)
                 return
 
     def _arrive(self, roll: Roll) -> None:
+        """Where that fails, since one of the members has died, this worker is alone in an epoch that is
+        closed: it recovers with the others."""
         where = roll.knock()
         roll.attempts = {int(rank): attempt for rank, attempt in where["attempts"].items()}
         self.arrived = int(where["source"])
-        self.epoch = here().epoch(where["epoch"], where["members"], self.rank, self.store, self._on, True)
+        try:
+            self.epoch = self._form(where["epoch"], where["members"], True)
+        except PeerLost:
+            self.epoch = here().epoch(where["epoch"], [self.rank], self.rank, self.store, self._on, True)
+            self.failed = True
         self.live = self.epoch.size
+
+    def _form(self, number: int, members: Sequence[int], lossy: bool) -> Epoch:
+        self._formed = number, members
+        return here().epoch(number, members, self.rank, self.store, self._on, lossy)
 
     # The end
 
@@ -337,7 +349,7 @@ class Members:
     def _enter(self, number: int, members: Any, reason: str, lossy: bool = False) -> None:
         self._last, self._departed = None, set()
         lossy = lossy or self.roll is not None
-        self.epoch = here().epoch(number, members, self.rank, self.store, self._on, lossy)
+        self.epoch = self._form(number, members, lossy)
         self._on_regroup()
         self._journal.record("members", epoch=number, members=list(self.epoch.members), reason=reason)
 

@@ -566,9 +566,11 @@ class ReplicaWorker(Worker):
         """A newcomer's first act is to receive."""
         begun = now()
         self._torn = True
-        if self.rank == self.members[0]:
+        if self.rank == self.members[0] and not self.team.failed:
             self.journal.keep(True)
         try:
+            if self.team.failed:
+                raise PeerLost("a worker went away while this one came")
             self._return(source)
         except PeerLost:
             self.recover()

@@ -3,6 +3,7 @@
 Keys, all in the job's part of the store:
 
 dead/<rank>/<attempt>          by a launcher: this process of the rank has ended
+roll/<epoch>/called            {"members", "attempts"}: the epoch's roll is called
 roll/<epoch>/<rank>            a survivor of the epoch, and where it stands
 deaths                         counts them
 attempt/<rank>                 by a launcher: the attempt that takes, or would take, a dead one's place
@@ -27,6 +28,8 @@ POLL = 0.005
 """Seconds between two looks at the store, while waiting."""
 LOOK = 0.5
 """Seconds between two looks for newcomers."""
+AHEAD = 4
+"""Epochs that others may be ahead."""
 
 
 class Roll:
@@ -45,12 +48,20 @@ class Roll:
 
     def call(self, epoch: int, members: Sequence[int], row: Mapping[str, Any]) -> dict[str, Any]:
         """Every survivor of the epoch calls this; returns the decision, the same for all of them. Waits until
-        each member has answered or is known to be dead."""
-        store = self._store
-        store.set(f"roll/{epoch}/{self.rank}", json.dumps(row))
-        decided = f"roll/{epoch}/decision"
-        waiting = set(members)
-        while not store.check([decided]):
+        each member has answered or is known to be dead. Where some have tried to form the next epoch already,
+        and failed, it is that one's roll that is called."""
+        store, decided, waiting = self._store, "", set(members)
+        while not decided or not store.check([decided]):
+            later = [n for n in range(epoch + 1, epoch + AHEAD) if store.check([f"roll/{n}/called"])]
+            if later:
+                epoch, called = later[-1], json.loads(store.get(f"roll/{later[-1]}/called"))
+                members, decided = called["members"], ""
+                self.attempts.update({int(rank): attempt for rank, attempt in called["attempts"].items()})
+            if not decided:
+                called = {"members": list(members), "attempts": self.attempts}
+                store.set(f"roll/{epoch}/called", json.dumps(called))
+                store.set(f"roll/{epoch}/{self.rank}", json.dumps(row))
+                decided, waiting = f"roll/{epoch}/decision", set(members)
             for rank in sorted(waiting):
                 if store.check([f"roll/{epoch}/{rank}"]) or self.dead(rank):
                     waiting.discard(rank)

@@ -97,8 +97,9 @@ class LaunchSpec:
             raise LaunchError(f"--on-diverge {self.on_diverge}: valid are raise, rollback and ignore")
         if self.minimum is not None and self.minimum < 1:
             raise LaunchError(f"--min {self.minimum}: at least one worker is needed to go on")
-        if self.minimum is not None and self.nnodes == 1 and self.minimum > self.workers:
-            raise LaunchError(f"--min {self.minimum}: more than the {self.workers} workers of the job (-n)")
+        if self.minimum is not None and self.nnodes == 1 and self.minimum > (self.virtual or self.workers):
+            count = f"{self.workers} workers of the job (-n)" if self.virtual is None else "virtual workers"
+            raise LaunchError(f"--min {self.minimum}: more than the {count}")
         if self.maximum is not None:
             self._check_maximum(self.maximum)
         if self.restarts < 0:
@@ -158,8 +159,10 @@ class LaunchSpec:
             raise LaunchError(f"--virtual {self.virtual}: a cluster has at least one worker")
         if self.workers != 1 or self.nnodes != 1:
             raise LaunchError(f"--virtual {self.virtual} is a run in one process: leave out -n and --nnodes")
-        if self.minimum is not None:
-            raise LaunchError("--min: virtual workers that die end their run; leave it out")
+        if self.maximum is not None:
+            raise LaunchError(
+                f"--max {self.maximum}: who comes to a virtual run is in its --cluster ([[joins]])"
+            )
 
     @property
     def address(self) -> tuple[str, int]:

@@ -53,9 +53,11 @@ def main(path: str, args: list[str]) -> int:
     if "OFFBEAT_TIMING_ONLY" in os.environ:
         return _time(script, costs, out)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports much, which is no worker's own
-    footprint = Footprint(workers)
+    footprint = Footprint(costs.room)
+    minimum = os.environ.get("OFFBEAT_MIN")
     with script:
-        engine = Engine(costs, script, script.ambients, stops=True)
+        least = None if minimum is None else int(minimum)
+        engine = Engine(costs, script, script.ambient, stops=True, minimum=least)
 
         def admit(state: State) -> None:
             if need := footprint.check(state):
@@ -65,7 +67,8 @@ def main(path: str, args: list[str]) -> int:
         endings = engine.run()
     spent = engine.overhead
     _keep(out, costs, max(one.at for one in endings), spent.seconds, spent.own)
-    failed = [one for one in endings if one.error is not None or one.died]
+    ended = any(one.error is None and not one.died for one in endings)
+    failed = [one for one in endings if one.error is not None or (one.died and not (minimum and ended))]
     if not failed:
         return 0
     first = min(failed, key=lambda one: (isinstance(one.error, PeerLost), one.at, one.rank))
@@ -85,7 +88,8 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
     outside = Ambient.of_process()
     move_to(probe)
     with script:
-        script.ambients[0].enter()
+        ambient = script.ambient(0)
+        ambient.enter()
         try:
             script(0)
         except Found:
@@ -94,7 +98,7 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
             error = other
             traceback.print_exc()
         finally:
-            script.ambients[0].leave()
+            ambient.leave()
             outside.enter()
     sync = probe.sync
     if error is not None or sync is None or sync.total is None:

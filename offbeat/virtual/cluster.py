@@ -98,8 +98,11 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Failure:
+    """A worker dies; `restart` seconds later a new process of its rank is there, if at all."""
+
     worker: int
     at: float
+    restart: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,11 @@ class Cluster:
     switch: float = 0.0
     membership: float = 0.0
     model: Shape | None = None
+
+    @property
+    def newcomers(self) -> int:
+        """Workers that come later."""
+        return sum(join.count for join in self.joins)
 
     @property
     def workers(self) -> int | None:
@@ -369,7 +377,7 @@ def _straggler(table: Table) -> Straggler:
 
 
 def _failure(table: Table) -> Failure:
-    found = Failure(table.whole("worker", least=0), table.duration("at"))
+    found = Failure(table.whole("worker", least=0), table.duration("at"), table.duration("restart", None))
     table.close()
     return found
 

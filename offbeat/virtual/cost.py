@@ -21,8 +21,9 @@ _BLOCK = 256
 class Costs:
     """The costs of a run on `cluster`, which knows its size (`Cluster.sized`); the draws are `seed`'s.
 
-    workers, hosts: how many there are. host_of: each rank's host. backward: share of a unit. failures:
-    (seconds, rank), in their order. switch, membership: seconds of each switch of protocols, of each
+    workers: how many there are in the beginning. room: with those that come later, which are like the last
+    group's, each on a host of its own. hosts: of all. host_of: each rank's host. backward: share of a unit.
+    failures, joins: in their order. switch, membership: seconds of each switch of protocols, of each
     change of members.
 
     Nothing depends on the order in which different ranks' costs are asked for, except `traffic`. Times are
@@ -34,7 +35,9 @@ class Costs:
         assert cluster.size is not None
         self.cluster, self.seed, self.workers = cluster, seed % 2**64, cluster.size
         self.backward, self.switch, self.membership = cluster.backward, cluster.switch, cluster.membership
-        self.failures = sorted((failure.at, failure.worker) for failure in cluster.failures)
+        self.failures = sorted(cluster.failures, key=lambda failure: (failure.at, failure.worker))
+        self.joins = sorted(cluster.joins, key=lambda join: join.at)
+        self.room = self.workers + cluster.newcomers
         self.host_of: list[int] = []
         self._nics: list[tuple[float, float]] = []
         self._bursts: list[float] = []
@@ -47,14 +50,20 @@ class Costs:
                     self._bursts.append(group.link.burst)
                 self.host_of.append(len(self._nics) - 1)
                 self._computes.append((group.compute, group.slow))
+        last = cluster.groups[-1]
+        for _ in range(cluster.newcomers):
+            self._nics.append((last.link.rate, last.link.latency))
+            self._bursts.append(last.link.burst)
+            self.host_of.append(len(self._nics) - 1)
+            self._computes.append((last.compute, last.slow))
         self.hosts = len(self._nics)
         self._updates = [compute.update * slow for compute, slow in self._computes]
         self._constants = [
             compute.unit * slow if compute.kind == "constant" else None for compute, slow in self._computes
         ]
-        self._rngs: list[numpy.random.Generator | None] = [None] * self.workers
-        self._samples: list[list[float]] = [[] for _ in range(self.workers)]
-        self._stragglers = Stragglers(cluster.stragglers, self.workers, self.seed)
+        self._rngs: list[numpy.random.Generator | None] = [None] * self.room
+        self._samples: list[list[float]] = [[] for _ in range(self.room)]
+        self._stragglers = Stragglers(cluster.stragglers, self.room, self.seed)
         self._slow = any(straggler.slow > 1 for straggler in cluster.stragglers)
         self._late = any(straggler.latency for straggler in cluster.stragglers)
         self._overhead = cluster.allreduce.overhead

@@ -12,6 +12,8 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,7 @@ from offbeat.virtual.network import Collective, Room, VirtualEpoch, VirtualStore
 
 if TYPE_CHECKING:
     from offbeat.cluster.state import State
+    from offbeat.virtual.cluster import Failure
     from offbeat.virtual.cost import Costs
 
 
@@ -65,9 +68,9 @@ class Overhead:
 class VirtualSite(ClockSite):
     """One virtual worker: a greenlet, and what a process would keep for it."""
 
-    def __init__(self, engine: Engine, rank: int, ambient: Ambient):
+    def __init__(self, engine: Engine, rank: int, ambient: Ambient, attempt: int = 0):
         super().__init__(engine.events)
-        self.engine, self.rank, self.ambient = engine, rank, ambient
+        self.engine, self.rank, self.ambient, self.attempt = engine, rank, ambient, attempt
         self.ending: Ending | None = None
         self.waits: Callable[[], str] = lambda: ""
         self._launched: list[tuple[Collective, float]] = []  # inside backward, and the share that had passed
@@ -160,6 +163,9 @@ class VirtualSite(ClockSite):
             backend="virtual",
             node=engine.costs.host_of[self.rank],
             shards=engine.shards,
+            minimum=engine.minimum,
+            attempt=self.attempt,
+            room=engine.costs.room,
             _store=engine.store,
         )
 
@@ -250,14 +256,23 @@ class VirtualSite(ClockSite):
 class Engine:
     """Runs `script(rank)` for each of the costs' workers, in virtual time.
 
-    ambients: what each worker's process would keep for it, made by the engine's user. stops: the first
-    worker that fails ends the run. Raises nothing of the workers' own: `run` tells how each ended.
+    ambient: what a rank's process would keep for it, a new one each time. stops: the first worker that fails
+    ends the run. minimum: as many may go on when others die; else a death is a failure. restart: seconds
+    after which a new process is there for a worker that died on its own (None: never), and not as the
+    cluster's description wanted. Raises nothing of the workers' own: `run` tells how each ended.
     """
 
     def __init__(
-        self, costs: Costs, script: Callable[[int], Any], ambients: Sequence[Ambient], stops: bool = False
+        self,
+        costs: Costs,
+        script: Callable[[int], Any],
+        ambient: Callable[[int], Ambient],
+        stops: bool = False,
+        minimum: int | None = None,
+        restart: float | None = None,
     ):
         self.costs, self.script, self.workers = costs, script, costs.workers
+        self.minimum, self._ambient, self._restart = minimum, ambient, restart
         self.events = Clock()
         self.store = VirtualStore(self)
         self.kept: dict[str, bytes] = {}
@@ -271,15 +286,20 @@ class Engine:
         self.admit: Callable[[State], None] = lambda state: None
         self._active: VirtualSite | None = None
         self._living, self._stops, self._failed = self.workers, stops, False
-        self.sites = [VirtualSite(self, rank, ambient) for rank, ambient in enumerate(ambients)]
+        self.sites = {rank: VirtualSite(self, rank, ambient(rank)) for rank in range(self.workers)}
 
     def run(self) -> list[Ending]:
         """Until every worker has ended. Of a run that was stopped those who had."""
         begun, self.hub, outside = time.perf_counter(), getcurrent(), Ambient.of_process()
-        for one in self.sites:
+        for one in self.sites.values():
             self.events.at(0.0, one.resume)
-        for moment, rank in self.costs.failures:
-            self.events.at(moment, lambda rank=rank: self._kill(rank))  # type: ignore[misc]
+        for failure in self.costs.failures:
+            self.events.at(failure.at, partial(self._kill, failure))
+        if self.minimum is not None:
+            later = count(self.workers)
+            for join in self.costs.joins:
+                for rank in islice(later, join.count):
+                    self.events.at(join.at, partial(self._start, rank, 0))
         try:
             with _in_virtual_time():
                 self._run()
@@ -290,12 +310,12 @@ class Engine:
             outside.enter()
             memory.drop_file(self.shards)
             self.overhead.seconds = time.perf_counter() - begun
-        return [one.ending for one in self.sites if one.ending is not None]
+        return [one.ending for _, one in sorted(self.sites.items()) if one.ending is not None]
 
     def _run(self) -> None:
         while self._living and not self._failed:
             if not self.events.step():
-                left = [one for one in self.sites if one.ending is None]
+                left = [one for one in self.sites.values() if one.ending is None]
                 left[0].throw(Deadlock(self._stuck(left)))
 
     def current(self) -> VirtualSite:
@@ -328,9 +348,29 @@ class Engine:
         """A worker's script has ended; whoever still waits for it learns of it."""
         assert one.ending is not None
         self._living -= 1
-        if one.ending.died or one.ending.error is not None:
+        if one.ending.died:
+            for open in list(one.open.values()):
+                open.journal.flush()  # as the process's thread would have by now
+        if one.ending.died and self.minimum is not None:
+            self.store.set(f"dead/{one.rank}/{one.attempt}", "1")
+            self.store.add("deaths", 1)
+            if self._restart is not None:
+                self._start_after(self._restart, one)
+            self._lose(one.rank)
+        elif one.ending.died or one.ending.error is not None:
             self._failed = self._stops
             self._lose(one.rank)
+
+    def _start_after(self, seconds: float, one: VirtualSite) -> None:
+        self.events.at(self.events.now + seconds, partial(self._start, one.rank, one.attempt + 1))
+
+    def _start(self, rank: int, attempt: int) -> None:
+        """A process that comes to a job that runs."""
+        if not self._living:
+            return  # it has ended
+        one = self.sites[rank] = VirtualSite(self, rank, self._ambient(rank), attempt)
+        self._living += 1
+        one.resume()
 
     def _lose(self, rank: int) -> None:
         for room in list(self.rooms.values()):
@@ -338,10 +378,13 @@ class Engine:
                 room.close()
         self.look_again()
 
-    def _kill(self, rank: int) -> None:
-        one = self.sites[rank]
+    def _kill(self, failure: Failure) -> None:
+        one = self.sites[failure.worker]
         if one.ending is None:
+            one.dying = True
             one.throw(Killed())
+            if self.minimum is not None and failure.restart is not None:
+                self._start_after(failure.restart, one)
 
     def _stuck(self, left: Sequence[VirtualSite]) -> str:
         rows = "; ".join(f"rank {one.rank} waits {one.waits()}" for one in left)

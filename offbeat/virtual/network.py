@@ -228,6 +228,16 @@ class VirtualStore:
         self._engine.kept[self._prefix + key] = value.encode()
         self._engine.look_again()
 
+    def add(self, key: str, amount: int) -> int:
+        found = int(self._engine.kept.get(self._prefix + key, b"0")) + amount
+        self.set(key, str(found))
+        return found
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if not self.check([key]):  # as torch's, with nothing expected
+            self.set(key, desired)
+        return self.get(key)
+
     def get(self, key: str) -> bytes:
         self.wait([key])
         return self._engine.kept[self._prefix + key]

@@ -23,8 +23,9 @@ PACKAGES = ("site-packages", "dist-packages")
 
 
 class Script:
-    """`path` with its words, to be run by each of `workers`. logs: directory for what the ranks from 1 on
-    print; with `shown` their lines come to this process's own streams instead, with the rank before them.
+    """`path` with its words, to be run by each of `workers`, and by some that come later. logs: directory for
+    what the ranks from 1 on print; with `shown` their lines come to this process's own streams instead, with
+    the rank before them.
 
     Raises SyntaxError or OSError for a file that cannot be run.
     """
@@ -34,25 +35,29 @@ class Script:
         source = Path(path).read_bytes()
         self._code = compile(source, path, "exec")
         self._finder = _Finder(self.folder)
-        self.ambients: list[Ambient] = []
-        for rank in range(workers):
-            main = ModuleType("__main__")
-            main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
-            environ = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(workers),
-                "LOCAL_WORLD_SIZE": str(workers),
-                "GROUP_RANK": "0",
-            }
-            streams: list[Any] = [sys.stdout, sys.stderr]
-            if shown:
-                streams = [_Prefixed(stream, f"[{rank}] ") for stream in streams]
-            elif rank:
-                streams = [_Late(logs and logs / f"rank{rank}.{end}") for end in ("out", "err")]
-            one = Ambient(main, [path, *args], environ, *streams)
-            one.path = [str(self.folder), *sys.path[1:]]
-            self.ambients.append(one)
+        self._args, self._workers, self._logs, self._shown = args, workers, logs, shown
+        self._streams, self._path = (sys.stdout, sys.stderr), list(sys.path[1:])
+
+    def ambient(self, rank: int) -> Ambient:
+        """What a new process of this rank begins with."""
+        main, workers = ModuleType("__main__"), str(self._workers)
+        main.__dict__.update(__file__=self.path, __builtins__=__builtins__, __cached__=None)
+        environ = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": workers,
+            "LOCAL_WORLD_SIZE": workers,
+            "GROUP_RANK": "0",
+        }
+        streams: Sequence[Any] = self._streams
+        if self._shown:
+            streams = [_Prefixed(stream, f"[{rank}] ") for stream in streams]
+        elif rank:
+            logs = self._logs
+            streams = [_Late(logs and logs / f"rank{rank}.{end}") for end in ("out", "err")]
+        one = Ambient(main, [self.path, *self._args], environ, *streams)
+        one.path = [str(self.folder), *self._path]
+        return one
 
     def __call__(self, rank: int) -> None:
         """One worker's whole script."""

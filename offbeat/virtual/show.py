@@ -99,7 +99,8 @@ def _events(cluster: Cluster) -> Iterator[str]:
     for straggler in cluster.stragglers:
         yield f"straggler: {_straggler(straggler)}"
     for failure in cluster.failures:
-        yield f"failure: worker {failure.worker} dies at {time(failure.at)}"
+        again = "" if failure.restart is None else f", and is there again {time(failure.restart)} later"
+        yield f"failure: worker {failure.worker} dies at {time(failure.at)}{again}"
     for join in cluster.joins:
         yield f"join: {_several(join.count, 'newcomer')} at {time(join.at)}"
     if cluster.switch or cluster.membership:

@@ -143,8 +143,8 @@ class Simulation:
         self._seconds: float | None = None
 
     def run(self, about: Mapping[str, Any]) -> Outcome:
-        for time, rank in self.costs.failures:
-            self.clock.at(time, lambda rank=rank: self._die(rank))  # type: ignore[misc]
+        for failure in self.costs.failures:
+            self.clock.at(failure.at, lambda rank=failure.worker: self._die(rank))  # type: ignore[misc]
         self.diary.begin(about)
         for worker in self.workers:
             worker.program = self.plan.run(worker)
