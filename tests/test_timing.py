@@ -20,7 +20,7 @@ from offbeat.cluster.epoch import PeerLost
 from offbeat.plan import PlanError, parse
 from offbeat.protocols import ASP, BSP, SSP, DaSGD, LocalSGD, Program, Protocol, Switch
 from offbeat.virtual.clock import Clock
-from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Group, Link, ShardService, equal
+from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Failure, Group, Link, ShardService, equal
 from offbeat.virtual.cost import Costs
 from offbeat.virtual.timing import Model, Outcome, simulate
 from offbeat.worker import Worker
@@ -67,7 +67,7 @@ class Fake:
     switch: float = 0.0
     backward: float = 0.5
     membership: float = 0.0
-    failures: Sequence[tuple[float, int]] = ()
+    failures: Sequence[Failure] = ()
 
     def __post_init__(self) -> None:
         self.host_of = range(self.workers)
@@ -507,13 +507,13 @@ def test_on_a_cluster() -> None:
 @pytest.mark.parametrize("plan", ["bsp", "local(4)", "asp", "ssp(1)"])
 def test_a_death_stops_the_run(plan: str) -> None:
     notes = Notes()
-    costs = Fake(4, uneven(1), failures=[(7.5, 2), (1e6, 3)])
+    costs = Fake(4, uneven(1), failures=[Failure(2, 7.5), Failure(3, 1e6)])
     with pytest.raises(PeerLost, match=r"rank 2 died at 7\.5 s of virtual time"):
         ran(plan, 400, costs, journal=notes, clock=notes.clock)
     assert notes.rows[-1]["type"] == "error"
     assert notes.rows[-1]["rank"] == 2
     assert max(row["t"] for row in notes.rows) == 7.5
-    assert ran(plan, 12, Fake(4, failures=[(1e6, 3)])).units >= 12
+    assert ran(plan, 12, Fake(4, failures=[Failure(3, 1e6)])).units >= 12
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ def parts(cluster: Cluster, parameters: int | None = None) -> Iterator[Renderabl
     description's; without either, what depends on a model is left out."""
     shape = cluster.model if parameters is None else Shape(equal(parameters))
     costs = Costs(cluster, 0)
+    hosts = len(set(costs.host_of[: costs.workers]))
     yield (
-        f"{cluster.name}: {_several(costs.workers, 'worker')} on {_several(costs.hosts, 'host')} "
-        f"({cluster.source})"
+        f"{cluster.name}: {_several(costs.workers, 'worker')} on {_several(hosts, 'host')} ({cluster.source})"
     )
     yield _groups(cluster)
     inside = cluster.host
