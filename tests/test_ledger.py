@@ -117,7 +117,8 @@ def test_a_unit_that_was_used_twice_is_found(tmp_path: Path) -> None:
             engine.run(2, scripts_losses.stray, scripts_losses.Loss(plan, 40, who=1))
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_command_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code, _, err = Command("audit", tmp_path).end()
     assert code == 2
     assert err == f"offbeat: error: {tmp_path} holds no journal.jsonl\n"
