@@ -231,7 +231,7 @@ count = 2
 """
 
 
-@pytest.mark.parametrize("plan", ["bsp:50% asp", "dasgd(4,2)"])
+@pytest.mark.parametrize("plan", ["bsp:50% asp", pytest.param("dasgd(4,2)", marks=pytest.mark.slow)])
 def test_a_virtual_cluster_loses_and_gains_workers(plan: str) -> None:
     Path("cluster.toml").write_text(CLUSTER)
     job(30).kill()  # for its script
