@@ -37,8 +37,11 @@ end         seconds, units, samples, samples_per_s, waiting (share of the worker
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -48,15 +51,17 @@ from typing import Any
 from offbeat.site import here
 
 Record = dict[str, Any]
+KEPT = 100_000
+"""Records that wait, at most, for a disk that fails."""
 
 
 class Journal:
     """Appends records to `path`; with `path=None`, or while it is not to be kept, it forgets them (the first
     member keeps it).
 
-    `record` only puts the record on a list; a thread writes what has gathered every `interval`
-    seconds, so that a training step never waits for a disk. A disk that fails is reported once, as a
-    warning on stderr, and the run goes on.
+    `record` only puts the record on a list; a thread writes what has gathered every `interval` seconds, so
+    that a training step never waits for a disk. A disk that fails (that is full) is reported once, as a
+    warning on stderr, and the run goes on; what could not be written is, as soon as it can be.
     """
 
     def __init__(
@@ -109,12 +114,31 @@ class Journal:
                 return
             text = "".join(json.dumps(_plain(row), allow_nan=False) + "\n" for row in rows)
             try:
-                with self.path.open("a") as out:
-                    out.write(text)
+                self._append(text.encode())
             except OSError as error:
+                with self._lock:  # once there is room again, nothing is missing
+                    self._waiting = [*rows, *self._waiting][-KEPT:]
                 if not self._failed:
                     self._failed = True
-                    print(f"offbeat: the journal {self.path} cannot be written: {error}", flush=True)
+                    with contextlib.suppress(OSError):  # it may be the same disk's
+                        print(
+                            f"offbeat: the journal {self.path} cannot be written: {error}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+
+    def _append(self, text: bytes) -> None:
+        """All of it, or nothing. Raises OSError."""
+        assert self.path is not None
+        with self.path.open("ab", buffering=0) as out:
+            size = out.seek(0, os.SEEK_END)
+            try:
+                written = 0
+                while written < len(text):
+                    written += out.write(text[written:])
+            except OSError:
+                out.truncate(size)
+                raise
 
     def close(self) -> None:
         self._closed.set()
