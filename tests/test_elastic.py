@@ -55,6 +55,13 @@ def wait_for(path: str, seconds: float = 60) -> int:
     return int(Path(path).read_text())
 
 
+def wait_for_file(path: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not Path(path).exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.02)
+
+
 def same_end(out: str, ranks: int) -> None:
     ends = [line.partition("ended with ")[2] for line in out.splitlines() if "ended with" in line]
     assert len(ends) == ranks, out
@@ -123,6 +130,48 @@ def test_an_error_of_the_script_still_ends_the_job() -> None:
     assert code == 1
     assert "ValueError: no luck" in err
     assert "starts again" not in err
+
+
+RESUMES = """
+import os, time
+from pathlib import Path
+import torch, offbeat
+offbeat.init(seed=3)
+data = torch.randn(4000, 8), torch.randn(4000, 1)
+model = torch.nn.Linear(8, 1)
+sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.01), plan="bsp:40% asp", total=1500)
+if Path("last.pt").exists():
+    sync.restore("last.pt")
+    print("goes on at", sync.units)
+for x, y in sync.batches(data, batch_size=4):
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    time.sleep(0.02)
+    sync.step()
+    if sync.every("20%"):
+        sync.save("last.pt")
+    Path(f"pid{offbeat.rank()}.0").write_text(str(os.getpid()))
+"""
+
+
+@pytest.mark.slow
+def test_after_the_first_launchers_death_the_job_is_resumed() -> None:
+    Path("resumes.py").write_text(RESUMES)
+    first = Command("run", "-n", 3, "--min", 2, "--out", "first", "resumes.py")
+    workers = [wait_for(f"pid{rank}.0") for rank in range(3)]
+    wait_for_file("last.pt")
+    first.kill()
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end, "workers outlive their launcher"
+        time.sleep(0.05)
+    code, out, err = Command("run", "-n", 3, "--min", 2, "--out", "second", "resumes.py").end()
+    assert code == 0, err
+    assert "goes on at 3" in out  # 300 units, or one step's more
+    (end_row,) = [row for row in journal.read("second") if row["type"] == "end"]
+    assert 1500 <= end_row["units"] < 1503
+    code, out, _ = Command("audit", "second").end()
+    assert code == 0
+    assert "clean: each unit was used by exactly one committed update; of 4,000 samples, 1 whole" in out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,24 @@ def test_those_that_came_may_be_killed_and_dropped() -> None:
     code, _, err = more.end()
     assert code == 0, err
     assert rows("members")[-1]["members"] == [0, 1, 2, 3, 4]
+    assert Command("audit", "out").end()[0] == 0
+
+
+@pytest.mark.slow
+def test_a_host_that_came_may_go() -> None:
+    """Its launcher is asked to stop: the others go on."""
+    words = ["--min", 2, "--max", 6, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    first = job(4000, *words)
+    wait_for("pid1.0")
+    more = job(4000, *words)
+    wait_for("pid4.0")
+    time.sleep(2)
+    more.signal(signal.SIGTERM)
+    assert more.end()[0] == 128 + signal.SIGTERM
+    code, out, err = first.end()
+    assert code == 0, err
+    same_end(out, 3)
+    assert rows("members")[-1]["members"] == [0, 1, 2]
     assert Command("audit", "out").end()[0] == 0
 
 

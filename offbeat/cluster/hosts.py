@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -225,6 +225,11 @@ class Hosts:
         value = {"node": self.spec.node_rank, "message": message, "detail": list(detail)}
         self._tell(lambda: self.store.compare_set("launcher/failed", "", json.dumps(value)))
 
+    @property
+    def lost(self) -> bool:
+        """Whether this host has lost the others, or they have given it up."""
+        return self._watch is not None and self._watch.lost is not None
+
     def trouble(self) -> dict[str, Any] | None:
         """What went wrong on another host, if anything (the record "failed"). Raises StoreLost."""
         return None if self._watch is None else self._watch.trouble()
@@ -234,6 +239,16 @@ class Hosts:
         self.store.set(f"offbeat/dead/{rank}/{attempt}", "1")
         self.store.set(f"offbeat/attempt/{rank}", str(attempt + 1))
         self.store.add("offbeat/deaths", 1)
+
+    def retire(self, workers: Mapping[int, int]) -> None:
+        """This host's part is over, the others go on without its workers (ranks, with their attempts)."""
+
+        def tell() -> None:
+            self.store.set(f"launcher/lost/{self.spec.node_rank}", "1")
+            for rank, attempt in workers.items():
+                self.tell_death(rank, attempt)
+
+        self._tell(tell, though_lost=True)
 
     def beat(self, rank: int, attempt: int) -> int:
         """How many signs of life this process of a rank has given."""
@@ -263,14 +278,14 @@ class Hosts:
         if self._watch is not None:
             self._watch.stop()
 
-    def _tell(self, action: Callable[[], object], patience: float = 3.0) -> None:
+    def _tell(self, action: Callable[[], object], patience: float = 3.0, though_lost: bool = False) -> None:
         """Last words: a store that has gone, or is cut off without a word, must not hold up the end."""
 
         def speak() -> None:
             with contextlib.suppress(RuntimeError):
                 action()
 
-        if self._watch is None or not self._watch.lost:
+        if self._watch is None or not self._watch.lost or though_lost:
             thread = threading.Thread(target=speak, name="offbeat-tell", daemon=True)
             thread.start()
             thread.join(patience)

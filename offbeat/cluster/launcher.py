@@ -315,14 +315,23 @@ class Launcher:
         self._outcome = outcome
         if self.world is not None and self.spec.node_rank == 0:
             forget_place(self.world.out)
-        if outcome.message is not None and self._hosts is not None:
+        retires = outcome.message is not None and self._retires()
+        if outcome.message is not None and self._hosts is not None and not retires:
             self._hosts.fail(outcome.message, self._last_words)
         self._end_workers()
+        if retires and self._hosts is not None:
+            self._hosts.retire({rank: self._attempts.get(rank, 0) for rank in self.workers})
         if self._shards is not None:
             drop_file(self._shards)
             self._shards = None
         if self._hosts is not None:
             self._hosts.leave()
+
+    def _retires(self) -> bool:
+        """Whether the others go on without this host: it is asked to stop, or was given up."""
+        hosts, spec = self._hosts, self.spec
+        may = spec.minimum is not None and spec.node_rank > 0 and self.world is not None
+        return may and hosts is not None and (bool(self._signals) or hosts.lost)
 
     def _end_workers(self) -> None:
         signals = len(self._signals)

@@ -59,6 +59,9 @@ class Watch:
                 self._answered = time.monotonic()
                 if self._spec.node_rank == 0 and self._spec.maximum is not None:
                     nodes = range(self._spec.nnodes + int(self._store.add("launcher/later", 0)))
+                if self._given_up(self._spec.node_rank):
+                    self.lost = "the others have gone on without this host, which was silent for too long"
+                    return
                 if self._store.check(["launcher/failed"]):
                     self._failed = json.loads(self._store.get("launcher/failed"))
                     return
