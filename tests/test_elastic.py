@@ -105,6 +105,17 @@ def test_a_worker_that_dies_before_all_have_met_is_replaced() -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced() -> None:
+    command = job(3000, "--min", 2, "--heartbeat", 1, early=True)
+    os.kill(wait_for("pid1.0"), signal.SIGSTOP)
+    code, out, err = command.end()
+    assert code == 0, err
+    assert "rank 1" in err
+    assert "has given no sign of life for" in err
+    same_end(out, 3)
+
+
+@pytest.mark.slow
 def test_without_restarts_the_others_go_on_alone() -> None:
     command = job(900, "--min", 1, "--restarts", 0)
     os.kill(wait_for("pid1.0"), signal.SIGKILL)

@@ -33,7 +33,7 @@ try:
 
     from offbeat.cluster.hosts import Hosts, StoreLost, World
     from offbeat.cluster.memory import drop_file, make_file
-    from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess
+    from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess, is_stopped
     from offbeat.cluster.pulse import BEATS, SILENT
     from offbeat.cluster.watch import first_line
 finally:
@@ -204,10 +204,13 @@ class Launcher:
                 continue
             with contextlib.suppress(RuntimeError):
                 beat = self._hosts.beat(rank, self._attempts.get(rank, 0))
-                count, since = self._beats.get(worker.pid, (0, now))
-                if beat != count or not beat:  # none at all: it is still starting
+                count, since = self._beats.setdefault(worker.pid, (beat, now))
+                # One that has given none yet is still starting, unless it was stopped meanwhile.
+                known = beat > 0 or is_stopped(worker.pid)
+                limit = SILENT * self.spec.heartbeat if known else self.spec.rdzv_timeout
+                if beat != count:
                     self._beats[worker.pid] = beat, now
-                elif now - since > SILENT * self.spec.heartbeat:
+                elif now - since > limit:
                     silence = f"no sign of life for {now - since:.1f} s (--heartbeat {self.spec.heartbeat:g})"
                     self._note(f"rank {rank} on {self._place()} has given {silence}: it is killed")
                     worker.signal(signal.SIGKILL)

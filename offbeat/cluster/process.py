@@ -152,3 +152,11 @@ class WorkerProcess:
             for stream, tail in self._tails.items():
                 if text := tail.read(final):
                     self._sink(self.rank, stream, text)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (and not by a debugger). False where that isn't known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
