@@ -39,7 +39,7 @@ def meet(sync: Synchronizer, request: dict[str, Any]) -> None:
         ok, text = False, str(error)
     sync.journal.record("request", do=request["do"], ok=ok, text=text, units=worker.units)
     if worker.rank == worker.members[0]:
-        desk.answer(request["number"], ok, text)
+        desk.answer(request, ok, text)
 
 
 def _drop(sync: Synchronizer, request: dict[str, Any]) -> str:

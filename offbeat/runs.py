@@ -74,13 +74,14 @@ def ctl(
     average under local and dasgd, and under asp and ssp by a halt of a few milliseconds. A worker that is
     dropped ends, and its host is free. Exit codes: 0 it is done, 1 it is not, 2 there is no such job.
     """
+    run = run.parent if run.is_file() else run
     if action is Action.status:
         _status(run)
         return
     request: dict[str, Any] = {"do": action.value}
     if action is Action.drop:
         if what is None or not what.isdecimal():
-            _refuse(f"drop {what or ''}: which rank? A number from 0")
+            _refuse(f"{'drop' if what is None else f'drop {what}'}: which rank? A number from 0")
         request["rank"] = int(what)
     elif action is Action.checkpoint:
         name = Path(what) if what else run / "ctl.pt"

@@ -96,10 +96,9 @@ class Word:
 
     def to_bytes(self, parameters: int) -> bytes:
         event = self.event | NEWS if self.news else self.event
-        numbers = (event, self.clock, self.units, self.mark, self.scale, self.growth, self.flag)
-        return _FIELDS.pack(*numbers, self.used, self.lent) + self.unused.to_bytes(
-            (parameters + 7) // 8, "little"
-        )
+        counts = (event, self.clock, self.units, self.mark)
+        fields = (*counts, self.scale, self.growth, self.flag, self.used, self.lent)
+        return _FIELDS.pack(*fields) + self.unused.to_bytes((parameters + 7) // 8, "little")
 
     @classmethod
     def from_bytes(cls, row: bytes) -> Word:

@@ -3,21 +3,16 @@ take them at their next common place, all together.
 
 Keys, all in the job's part of the store:
 
-ctl                how many requests there are
-ctl/<n>            request n, from 1: {"do": "drop" | "switch" | "checkpoint", …}
-ctl/<n>/answer     {"ok": whether it was done, "text": what to tell the person}
+ctl                the requests, a line each: {"id", "do": "drop" | "switch" | "checkpoint", …}
+ctl/<id>           the answer: {"ok": whether it was done, "text": what to tell the person}
 """
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 from typing import Any
-
-from offbeat.site import now
-
-LOOK = 0.5
-"""Seconds between two looks for requests."""
 
 
 class Desk:
@@ -25,36 +20,25 @@ class Desk:
 
     def __init__(self, board: Any):
         self._board, self.known = board, 0
-        self._looked, self._waits = 0.0, False
-
-    def news(self) -> bool:
-        """Whether there is a request, as far as this worker has looked: it does so now and then."""
-        moment = now()
-        if moment > self._looked + LOOK:
-            self._looked = moment
-            self._waits = int(self._board.add("ctl", 0)) > self.known
-        return self._waits
 
     def read(self) -> list[dict[str, Any]]:
-        """The requests that were not taken yet, each with its number; for all members."""
-        self._waits = False
-        numbers = range(self.known + 1, int(self._board.add("ctl", 0)) + 1)
-        return [{**json.loads(self._board.get(f"ctl/{n}")), "number": n} for n in numbers]
+        """The requests that were not taken yet."""
+        if not self._board.check(["ctl"]):
+            return []
+        lines = self._board.get("ctl").decode().splitlines()
+        return [json.loads(line) for line in lines[self.known :]]
 
-    def answer(self, number: int, ok: bool, text: str) -> None:
-        self._board.set(f"ctl/{number}/answer", json.dumps({"ok": ok, "text": text}))
+    def answer(self, request: dict[str, Any], ok: bool, text: str) -> None:
+        self._board.set(f"ctl/{request['id']}", json.dumps({"ok": ok, "text": text}))
 
 
 def ask(board: Any, request: dict[str, Any], patience: float) -> dict[str, Any] | None:
     """A person's request. Returns the answer, None if there is none within `patience` seconds."""
-    number = int(board.add("ctl/numbers", 1))
-    board.set(f"ctl/{number}", json.dumps(request))
-    while int(board.add("ctl", 0)) < number - 1:  # somebody else's comes first
-        time.sleep(0.01)
-    board.add("ctl", 1)
+    name = uuid.uuid4().hex
+    board.append("ctl", json.dumps({"id": name, **request}) + "\n")
     end = time.monotonic() + patience
-    while not board.check([f"ctl/{number}/answer"]):
+    while not board.check([f"ctl/{name}"]):
         if time.monotonic() > end:
             return None
         time.sleep(0.05)
-    return dict(json.loads(board.get(f"ctl/{number}/answer")))
+    return dict(json.loads(board.get(f"ctl/{name}")))

@@ -68,10 +68,9 @@ class Hosts:
         host, port = spec.address
         # The same command again, while the job runs: its workers come to those that are there.
         self._comes_later = spec.maximum is not None and spec.node_rank == 0 and _reachable(host, port, 2.0)
-        several = spec.nnodes > 1 or spec.maximum is not None
         if spec.node_rank == 0 and not self._comes_later:
-            self.store, port = _open(host, port, several, spec.endpoint)
-            if several and not _reachable(host, port):
+            self.store, port = _open(host, port, spec.several, spec.endpoint)
+            if spec.several and not _reachable(host, port):
                 raise LaunchError(
                     f"--rdzv-endpoint {spec.endpoint}: node 0 hosts the rendezvous, so {host} must be an "
                     f"address of this machine ({self.name}), which cannot reach itself there"
@@ -113,7 +112,7 @@ class Hosts:
             raise LaunchError(f"the rendezvous at {self._where} was lost: {first_line(error)}") from None
         hosts, workers = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
         spec = self.spec
-        if spec.nnodes > 1 or spec.maximum is not None:
+        if spec.several:
             self._watch = Watch(self._client(*self.address, patience=spec.silence), spec, workers, self._note)
         return World(hosts, workers, Path(job["out"]), job["id"], first)
 
@@ -268,9 +267,7 @@ class Hosts:
     def leave(self) -> None:
         """Nothing more to say. Node 0 keeps the store until the others have left, for a bounded time."""
         spec = self.spec
-        if (
-            spec.nnodes > 1 or spec.maximum is not None
-        ) and self._registered:  # one turned away has no seat to give up
+        if spec.several and self._registered:  # one turned away has no seat to give up
             self._tell(lambda: self.store.set(f"launcher/left/{spec.node_rank}", "1"))
             if spec.node_rank == 0:
                 with contextlib.suppress(RuntimeError):

@@ -25,7 +25,10 @@ from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import collect, share
 from offbeat.journal import Journal
 from offbeat.ledger import WORD
-from offbeat.site import here
+from offbeat.site import here, now
+
+LOOK = 0.5
+"""Seconds between two looks for newcomers and requests."""
 
 
 class Members:
@@ -69,9 +72,10 @@ class Members:
         self._readmitted = 0  # how often
         # Newcomers are to be let in, or requests to be met, as soon as all members hold the same.
         self.knocking = False
+        self._looked, self._news = 0.0, False
         self.grown = False  # newcomers have come since somebody cared
         self.arrived: int | None = None  # this worker is a newcomer: whose state and place it is to take
-        self.failed = False  # and could not come together with the members
+        self.unmet = False  # and has not come together with the members, for one of them has died
         self._formed: tuple[int, Sequence[int]] = -1, range(world)  # the last epoch that was to be formed
         if roll is None:
             self.epoch = self._form(0, range(world), False)
@@ -132,9 +136,13 @@ class Members:
         return self._last
 
     def news(self) -> bool:
-        """Whether somebody waits to be let in, or asks for something, as far as this worker has looked."""
-        roll, desk = self.roll, self.desk
-        return (roll is not None and roll.news()) or (desk is not None and desk.news())
+        """Whether somebody waits to be let in, or asks for something, as far as this worker has looked: it
+        does so now and then."""
+        roll, desk, moment = self.roll, self.desk, now()
+        if moment > self._looked + LOOK:
+            self._looked = moment
+            self._news = (roll is not None and roll.knocked()) or (desk is not None and bool(desk.read()))
+        return self._news
 
     def _heard(self, exchange: Exchange) -> None:
         words, staying, event = exchange.read(), exchange.staying(), exchange.event()
@@ -260,7 +268,7 @@ class Members:
     def hear(self) -> tuple[dict[int, int], list[dict[str, Any]]]:
         """What the first member has heard of, all members holding the same: newcomers with their attempts,
         and requests."""
-        self.knocking = False
+        self.knocking = self._news = False
         roll, desk, source = self.roll, self.desk, self.epoch.members[0]
         mine: list[Any] = []
         if self.rank == source:
@@ -304,8 +312,7 @@ class Members:
                 return
 
     def _arrive(self, roll: Roll) -> None:
-        """Where that fails, since one of the members has died, this worker is alone in an epoch that is
-        closed: it recovers with the others."""
+        """Where that fails (`unmet`) this worker is alone in an epoch, until it recovers with the others."""
         where = roll.knock()
         roll.attempts = {int(rank): attempt for rank, attempt in where["attempts"].items()}
         self.arrived = int(where["source"])
@@ -313,7 +320,7 @@ class Members:
             self.epoch = self._form(where["epoch"], where["members"], True)
         except PeerLost:
             self.epoch = here().epoch(where["epoch"], [self.rank], self.rank, self.store, self._on, True)
-            self.failed = True
+            self.unmet = True
         self.live = self.epoch.size
 
     def _form(self, number: int, members: Sequence[int], lossy: bool) -> Epoch:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from offbeat.cluster.changes import ChangingWorker
 from offbeat.cluster.control import Event, Word
 from offbeat.cluster.counts import Counts, summed
 from offbeat.cluster.memory import CALM, KNOCK
-from offbeat.cluster.replicas import ReplicaWorker
 from offbeat.cluster.shards import ShardHome
 from offbeat.cluster.state import collect, share
 from offbeat.hyper import applied
@@ -60,7 +60,7 @@ class Pulling(Handle):
         self._worker.pulled()
 
 
-class RealWorker(ReplicaWorker):
+class RealWorker(ChangingWorker):
     """Both homes. Under shards this worker holds tickets, the numbers of units it is to do: `_tickets`, the
     next one first."""
 

@@ -22,12 +22,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.site import now
-
 POLL = 0.005
 """Seconds between two looks at the store, while waiting."""
-LOOK = 0.5
-"""Seconds between two looks for newcomers."""
 AHEAD = 4
 """Epochs that others may be ahead."""
 
@@ -40,7 +36,6 @@ class Roll:
         self._store, self._board, self.rank, self.attempt = store, board, rank, attempt
         self.attempts = dict.fromkeys(range(world), 0)  # of later ranks, once they are let in
         self._known = 0  # knocks that were answered
-        self._looked, self._waits = 0.0, False
 
     def dead(self, rank: int) -> bool:
         """Whether the launcher has said that this member's process is gone."""
@@ -76,14 +71,6 @@ class Roll:
 
     # Newcomers
 
-    def news(self) -> bool:
-        """Whether somebody has knocked, as far as this worker has looked: it does so now and then."""
-        moment = now()
-        if moment > self._looked + LOOK:
-            self._looked = moment
-            self._waits = self.knocked()
-        return self._waits
-
     def knock(self) -> dict[str, Any]:
         """A newcomer asks to be let in; returns where it is awaited. Raises SystemExit if the job is over."""
         self._store.set(f"knock/{self.rank}", str(self.attempt))
@@ -101,7 +88,7 @@ class Roll:
 
     def newcomers(self, room: int) -> dict[int, int]:
         """Who of the ranks below `room` has knocked, and with which attempt."""
-        self._known, self._waits = int(self._store.add("knocks", 0)), False
+        self._known = int(self._store.add("knocks", 0))
         found = {}
         for rank in range(room):
             if self._store.check([f"knock/{rank}"]):

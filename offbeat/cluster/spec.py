@@ -135,6 +135,11 @@ class LaunchSpec:
             )
 
     @property
+    def several(self) -> bool:
+        """Whether other hosts take part, or may."""
+        return self.nnodes > 1 or self.maximum is not None
+
+    @property
     def prefixed(self) -> bool:
         """Whether the workers' lines need their rank before them (virtual workers' have it)."""
         return self.show == "all" and self.virtual is None
