@@ -327,6 +327,7 @@ def _run(job: bytes, out: str, costs: Any, minimum: int | None) -> list[Any]:
 
     def kill(pid: int, number: int) -> None:
         if pid == os.getpid() and here().virtual and number == signal.SIGKILL:
+            here().dying = True
             raise Killed
         ends(pid, number)
 

@@ -15,7 +15,7 @@ import torch
 
 import offbeat
 from offbeat import resume
-from offbeat.cluster import average, client, memory, real, replicas
+from offbeat.cluster import average, changes, client, memory, real, replicas
 from tests.models import flat, loss_of
 from tests.scripts import Result, Setup, result, seeds, table
 
@@ -95,7 +95,7 @@ def arm_early(loss: Loss) -> None:
         return
     if loss.moment == "meeting":
         die()
-    owner, name = (replicas, "receive") if loss.moment == "receiving" else (real.RealWorker, "_open_home")
+    owner, name = (changes, "receive") if loss.moment == "receiving" else (real.RealWorker, "_open_home")
     plain = getattr(owner, name)
 
     def deadly(*args: Any) -> Any:

@@ -16,7 +16,7 @@ from offbeat.plan import parse, to_text
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.requests import following
-from tests.test_elastic import job, same_end, wait_for
+from tests.jobs import job, same_end, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_without_min_a_person_may_ask_too() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["drop"], "drop : which rank? A number from 0"),
+        (["drop"], "drop: which rank? A number from 0"),
         (["drop", "first"], "drop first: which rank? A number from 0"),
         (["switch", "bps"], "did you mean 'bsp'?"),
         (["checkpoint"], "no job runs in out"),
@@ -128,7 +128,8 @@ def test_what_cannot_be_asked(words: list[object], text: str) -> None:
     assert text in err
 
 
-@pytest.mark.parametrize("plan", ["bsp:50% asp", pytest.param("dasgd(4,2)", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["bsp:50% asp", "dasgd(4,2)"])
 def test_the_same_command_adds_workers(plan: str) -> None:
     words = ["--min", 2, "--max", 7, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--plan", plan]
     first = job(3000, *words)
