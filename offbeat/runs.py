@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from offbeat.cluster.spec import PLACE
+from offbeat.options import refuse
 from offbeat.plan import PlanError, parse, to_text
 
 Run = Annotated[
@@ -32,7 +33,7 @@ def audit(run: Run) -> None:
         found = audit_records(read(run))
     except (OSError, ValueError) as error:
         reason = f"{run} holds no journal.jsonl" if isinstance(error, OSError) else str(error)
-        _refuse(reason)
+        refuse(reason)
     for one in found:
         for line in one.lines():
             typer.echo(line)
@@ -81,7 +82,7 @@ def ctl(
     request: dict[str, Any] = {"do": action.value}
     if action is Action.drop:
         if what is None or not what.isdecimal():
-            _refuse(f"{'drop' if what is None else f'drop {what}'}: which rank? A number from 0")
+            refuse(f"{'drop' if what is None else f'drop {what}'}: which rank? A number from 0")
         request["rank"] = int(what)
     elif action is Action.checkpoint:
         name = Path(what) if what else run / "ctl.pt"
@@ -90,14 +91,14 @@ def ctl(
         try:
             request["plan"] = to_text(parse(what))
         except PlanError as error:
-            _refuse(str(error))
+            refuse(str(error))
     board = _board(run)
     from offbeat.cluster.desk import ask
 
     try:
         answer = ask(board, request, patience)
     except RuntimeError:
-        _refuse(f"the job of {run} has ended")
+        refuse(f"the job of {run} has ended")
     if answer is None:
         typer.echo(f"offbeat: the members have not answered within {patience:g} s", err=True)
         raise typer.Exit(1)
@@ -112,7 +113,7 @@ def _status(run: Path) -> None:
     try:
         records = read(run)
     except (OSError, ValueError) as error:
-        _refuse(f"{run} holds no journal.jsonl" if isinstance(error, OSError) else str(error))
+        refuse(f"{run} holds no journal.jsonl" if isinstance(error, OSError) else str(error))
     state = view(records)
     members, losses, checkpoint = list(range(state.workers)), 0, None
     slow: set[int] = set()
@@ -146,7 +147,7 @@ def _board(run: Path) -> Any:
     try:
         where = json.loads(place.read_text())
     except (OSError, ValueError):
-        _refuse(f"no job runs in {run} (it has no {PLACE})")
+        refuse(f"no job runs in {run} (it has no {PLACE})")
     from datetime import timedelta
 
     from torch.distributed import PrefixStore, TCPStore
@@ -160,10 +161,5 @@ def _board(run: Path) -> Any:
             timeout=timedelta(seconds=5),
         )
     except (RuntimeError, ValueError):
-        _refuse(f"the job of {run} does not answer at {where['host']}:{where['port']}: it was killed")
+        refuse(f"the job of {run} does not answer at {where['host']}:{where['port']}: it was killed")
     return PrefixStore("offbeat", store)
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"offbeat: error: {message}", err=True)
-    raise typer.Exit(2)

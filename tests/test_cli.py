@@ -11,7 +11,8 @@ import pytest
 from commands import Command
 from typer.testing import CliRunner
 
-from offbeat.cli import PLANS, app, slug, split_plans, split_words, units
+from offbeat.cli import PLANS, app
+from offbeat.options import slug, split_plans, split_words, units
 
 ROOT = Path(__file__).parent.parent
 KNOWN = {"-n": True, "--workers": True, "--plan": True, "--quiet": False, "-q": False, "--help": False}

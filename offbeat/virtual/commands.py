@@ -36,7 +36,7 @@ def show(
 
     The keys of a file are explained in docs/cluster.md.
     """
-    from offbeat.cli import refuse, units
+    from offbeat.options import refuse, units
     from offbeat.virtual.cluster import ClusterError, find
     from offbeat.virtual.show import parts
 
