@@ -28,6 +28,7 @@ class Job:
     """One worker's place in its job. `store` is connected on first use.
 
     node: number of its host; shards: path of the memory for shards that the host's launcher holds, if any;
+    beats: the file where its workers give their launcher signs of life;
     meeting: address and port where the job meets; minimum: members with which the job still goes on when
     others have died (None: with all or none); attempt: how often this rank's process was started again;
     heartbeat: seconds, see `cluster.pulse`; room: ranks that there may be, with those that come later;
@@ -45,6 +46,7 @@ class Job:
     backend: str = "gloo"
     node: int = 0
     shards: str | None = None
+    beats: Path | None = None
     meeting: tuple[str, int] = ("127.0.0.1", 1)
     minimum: int | None = None
     attempt: int = 0
@@ -153,6 +155,7 @@ def from_environment(seed: int | None, out: str | Path | bool | None) -> Job:
         backend=_backend(on, _number("LOCAL_WORLD_SIZE", 1)),
         node=_number("GROUP_RANK", rank // max(_number("LOCAL_WORLD_SIZE", 1), 1)),
         shards=env.get("OFFBEAT_SHARDS"),
+        beats=Path(env["OFFBEAT_BEATS"]) if "OFFBEAT_BEATS" in env else None,
         meeting=(env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1)),
         minimum=_number("OFFBEAT_MIN", 1) if "OFFBEAT_MIN" in env else None,
         heartbeat=float(env.get("OFFBEAT_HEARTBEAT", "2")),

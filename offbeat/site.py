@@ -68,12 +68,13 @@ class Site:
         store: Any,
         on: torch.device,
         lossy: bool = False,
+        gone: Callable[[], bool] | None = None,
     ) -> Epoch:
         """Joins the members of one stretch of a job. Collective. lossy: one of them may die meanwhile, which
-        is found out in a bounded time."""
+        is found out in a bounded time, or as soon as `gone` says so."""
         from offbeat.cluster.epoch import FORMING, PATIENCE, Epoch
 
-        return Epoch(number, members, rank, store, on, FORMING if lossy else PATIENCE)
+        return Epoch(number, members, rank, store, on, FORMING if lossy else PATIENCE, gone)
 
     def wait_until(self, ready: Callable[[], bool], check: Callable[[], None]) -> float:
         """Waits for what others write into shared memory; `check` is called now and then and may raise.

@@ -124,6 +124,8 @@ class Synchronizer:
         roll = None
         if mine.minimum is not None and mine.room > 1:
             roll = Roll(self._store, mine.store, mine.rank, mine.attempt, mine.world_size)
+            if not here().virtual:
+                Pulse(roll, mine.connect(), mine.heartbeat, mine.beats, mine.local_rank)
         self.minimum, self._void = mine.minimum or 1, False
         self.worker = RealWorker(
             mine.rank,
@@ -141,8 +143,6 @@ class Synchronizer:
             room=mine.room,
             desk=Desk(mine.store) if mine.managed and self._store is not None else None,
         )
-        if roll is not None and not here().virtual:
-            Pulse(self.worker.team, mine.connect(), mine.heartbeat)
         self._stream: Stream | None = None
         self.resumed_data: dict[str, Any] | None = None
         self.data_seed = mine.seed

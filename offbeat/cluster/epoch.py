@@ -11,7 +11,8 @@ import gc
 import os
 import socket
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 PATIENCE = timedelta(hours=12)
 FORMING = timedelta(seconds=20)
 """For the members to connect where one may have died meanwhile."""
+LOOK = 0.02
+"""Seconds between two looks whether one has."""
 PROBE = 64 << 10
 """Bytes of a probe's message: enough to tell a slow link by, and gone at once over a fast one."""
 
@@ -62,7 +65,8 @@ class Epoch:
     words of the control group: `control` (always gloo), `gradients` and `averages` (NCCL where `on` is a
     CUDA device, else gloo). An epoch of one member has no groups: its collectives are done at once.
 
-    forming: how long the members may take to connect. Raises PeerLost when they don't come together.
+    forming: how long the members may take to connect; gone: asked meanwhile, whether one of them has died.
+    Raises PeerLost when they don't come together.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Epoch:
         store: Store | None,
         on: torch.device,
         forming: timedelta = PATIENCE,
+        gone: Callable[[], bool] | None = None,
     ):
         self.number, self.members, self.rank = number, tuple(members), rank
         self.index, self.size = self.members.index(rank), len(self.members)
@@ -88,7 +93,7 @@ class Epoch:
             place = PrefixStore(f"epoch{number}/{name}", store)
             where = torch.device("cpu") if name == "control" else on
             try:
-                self._groups[name] = _group(place, self.index, self.size, where, forming)
+                self._groups[name] = _unless(gone, _group, place, self.index, self.size, where, forming)
             except RuntimeError as error:
                 raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
         self._sockets = _sockets() - before
@@ -202,6 +207,31 @@ def _closed(fd: int, inode: int) -> bool:
         return False
     except OSError:
         return True
+
+
+def _unless(gone: Callable[[], bool] | None, make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` makes, which may take long. As soon as `gone`, raises PeerLost; then a thread is left that
+    waits until its time is up."""
+    if gone is None:
+        return make(*args)
+    found: list[Any] = []
+    failed: list[RuntimeError] = []
+
+    def run() -> None:
+        try:
+            found.append(make(*args))
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="offbeat-forming", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        if gone():
+            raise PeerLost("a worker has died meanwhile")
+        thread.join(LOOK)
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _group(store: Store, index: int, size: int, device: torch.device, forming: timedelta) -> Any:

@@ -249,10 +249,6 @@ class Hosts:
 
         self._tell(tell, though_lost=True)
 
-    def beat(self, rank: int, attempt: int) -> int:
-        """How many signs of life this process of a rank has given."""
-        return int(self.store.add(f"offbeat/beat/{rank}/{attempt}", 0))
-
     def done(self) -> None:
         """This host's workers have all ended well."""
         self.store.set(f"launcher/done/{self.spec.node_rank}", "1")

@@ -34,7 +34,7 @@ try:
     from offbeat.cluster.hosts import Hosts, StoreLost, World
     from offbeat.cluster.memory import drop_file, make_file
     from offbeat.cluster.process import Exit, Sink, WorkerLogs, WorkerProcess, is_stopped
-    from offbeat.cluster.pulse import BEATS, SILENT
+    from offbeat.cluster.pulse import BEATS, ENDING, SILENT, Pulses
     from offbeat.cluster.watch import first_line
 finally:
     if _quiet:
@@ -86,9 +86,8 @@ class Launcher:
         self._handlers: dict[int, Any] = {}
         self._reported_done = False
         self._listened = 0.0
-        self._beats: dict[
-            int, tuple[int, float]
-        ] = {}  # each process's last sign of life, and when it was new
+        self._pulses: Pulses | None = None
+        self._beats: dict[int, tuple[int, float]] = {}  # each process's last, and when it was new
         self._attempts: dict[int, int] = {}  # how often each rank was started again
         self._outcome: Outcome | None = None
         self._last_words: list[str] = []
@@ -125,6 +124,8 @@ class Launcher:
             self._tell_where()
             with contextlib.suppress(OSError):  # other platforms have no such files
                 self._shards = make_file()
+            if self.spec.minimum is not None and self.spec.virtual is None:
+                self._pulses = Pulses()
             first = self.world.first
             for local_rank in range(self.spec.workers):
                 self._check_signals()
@@ -156,7 +157,7 @@ class Launcher:
         if self._signals:
             name = signal.Signals(self._signals[0]).name
             return Outcome(128 + self._signals[0], f"stopped by {name} on {self._place()}")
-        if self.spec.minimum is not None and time.monotonic() > self._listened + self.spec.heartbeat / BEATS:
+        if self._pulses is not None and time.monotonic() > self._listened + self.spec.heartbeat / BEATS:
             self._listened = time.monotonic()
             self._end_the_silent()
         ended = [(worker, exit) for worker in self.workers.values() if (exit := worker.poll())]
@@ -197,23 +198,23 @@ class Launcher:
 
     def _end_the_silent(self) -> None:
         """Kills this host's workers that give no sign of life any more: stopped, or hung for good."""
-        assert self._hosts is not None
+        assert self.world is not None
+        assert self._pulses is not None
         now = time.monotonic()
         for rank, worker in self.workers.items():
             if worker.exit is not None:
                 continue
-            with contextlib.suppress(RuntimeError):
-                beat = self._hosts.beat(rank, self._attempts.get(rank, 0))
-                count, since = self._beats.setdefault(worker.pid, (beat, now))
-                # One that has given none yet is still starting, unless it was stopped meanwhile.
-                known = beat > 0 or is_stopped(worker.pid)
-                limit = SILENT * self.spec.heartbeat if known else self.spec.rdzv_timeout
-                if beat != count:
-                    self._beats[worker.pid] = beat, now
-                elif now - since > limit:
-                    silence = f"no sign of life for {now - since:.1f} s (--heartbeat {self.spec.heartbeat:g})"
-                    self._note(f"rank {rank} on {self._place()} has given {silence}: it is killed")
-                    worker.signal(signal.SIGKILL)
+            beat = self._pulses.last(rank - self.world.first)
+            known, since = self._beats.setdefault(worker.pid, (beat, now))
+            # One that has given none yet is still starting, unless it was stopped meanwhile.
+            lives = beat > ENDING or is_stopped(worker.pid)
+            limit = SILENT * self.spec.heartbeat if lives else self.spec.rdzv_timeout
+            if beat != known:
+                self._beats[worker.pid] = beat, now
+            elif now - since > limit:
+                silence = f"no sign of life for {now - since:.1f} s (--heartbeat {self.spec.heartbeat:g})"
+                self._note(f"rank {rank} on {self._place()} has given {silence}: it is killed")
+                worker.signal(signal.SIGKILL)
 
     def _replace(self, worker: WorkerProcess, exit: Exit) -> bool:
         """Tells the others that this worker is dead, and starts it again, unless it was so too often: then
@@ -252,6 +253,8 @@ class Launcher:
 
     def _start_worker(self, rank: int, local_rank: int, attempt: int = 0) -> None:
         assert self.world is not None
+        if self._pulses is not None:
+            self._pulses.forget(local_rank)
         shown = self.spec.show == "all" or (self.spec.show == "first" and rank == 0)
         try:
             self.workers[rank] = WorkerProcess(
@@ -306,6 +309,7 @@ class Launcher:
             "OFFBEAT_MAX": spec.maximum,
             "OFFBEAT_HEARTBEAT": None if spec.minimum is None else f"{spec.heartbeat:g}",
             "OFFBEAT_SHARDS": self._shards,
+            "OFFBEAT_BEATS": self._pulses and self._pulses.path,
             "OFFBEAT_VIRTUAL": spec.virtual,
             "OFFBEAT_CLUSTER": spec.cluster,
             "OFFBEAT_TIMING_ONLY": spec.timing_only or None,
@@ -327,6 +331,8 @@ class Launcher:
         if self._shards is not None:
             drop_file(self._shards)
             self._shards = None
+        if self._pulses is not None:
+            self._pulses.close()
         if self._hosts is not None:
             self._hosts.leave()
 

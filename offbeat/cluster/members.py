@@ -325,7 +325,12 @@ class Members:
 
     def _form(self, number: int, members: Sequence[int], lossy: bool) -> Epoch:
         self._formed = number, members
-        return here().epoch(number, members, self.rank, self.store, self._on, lossy)
+        if self.roll is None:
+            return here().epoch(number, members, self.rank, self.store, self._on, lossy)
+        self.roll.await_all(members)
+        epoch = here().epoch(number, members, self.rank, self.store, self._on, lossy, self.roll.gone)
+        self.roll.meets(epoch)
+        return epoch
 
     # The end
 

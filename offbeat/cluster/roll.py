@@ -7,7 +7,6 @@ roll/<epoch>/called            {"members", "attempts"}: the epoch's roll is call
 roll/<epoch>/<rank>            a survivor of the epoch, and where it stands
 deaths                         counts them
 attempt/<rank>                 by a launcher: the attempt that takes, or would take, a dead one's place
-beat/<rank>/<attempt>          counts a process's signs of life (`pulse`)
 roll/<epoch>/decision          {"epoch", "members", "rows"}: how those who answered go on
 knock/<rank>                   a newcomer's attempt
 knocks                         counts them
@@ -36,10 +35,37 @@ class Roll:
         self._store, self._board, self.rank, self.attempt = store, board, rank, attempt
         self.attempts = dict.fromkeys(range(world), 0)  # of later ranks, once they are let in
         self._known = 0  # knocks that were answered
+        self.awaited: Sequence[int] = ()  # the members of the last epoch that was to be formed
+        self._epoch: Any = None  # and the epoch, once it is there
+        self._heard: set[tuple[int, int]] = set()  # processes that are dead, as far as the pulse has heard
 
     def dead(self, rank: int) -> bool:
         """Whether the launcher has said that this member's process is gone."""
         return bool(self._board.check([f"dead/{rank}/{self.attempts[rank]}"]))
+
+    def await_all(self, members: Sequence[int]) -> None:
+        """An epoch of these members is about to be formed."""
+        self.awaited, self._epoch = tuple(members), None
+
+    def meets(self, epoch: Any) -> None:
+        """It is there."""
+        self._epoch = epoch
+        if self.gone():
+            epoch.close()
+
+    @property
+    def forming(self) -> bool:
+        return self._epoch is None
+
+    def gone(self) -> bool:
+        """Whether somebody who is awaited, or is in the epoch, is known to be dead. Asks nobody."""
+        return any((rank, self.attempts.get(rank)) in self._heard for rank in self.awaited)
+
+    def hear_of(self, rank: int, attempt: int) -> None:
+        """By the pulse's thread: this process is dead."""
+        self._heard.add((rank, attempt))
+        if (epoch := self._epoch) is not None and rank in epoch.members:
+            epoch.close()
 
     def call(self, epoch: int, members: Sequence[int], row: Mapping[str, Any]) -> dict[str, Any]:
         """Every survivor of the epoch calls this; returns the decision, the same for all of them. Waits until

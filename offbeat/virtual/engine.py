@@ -180,6 +180,7 @@ class VirtualSite(ClockSite):
         store: Any,
         on: torch.device,
         lossy: bool = False,
+        gone: Callable[[], bool] | None = None,
     ) -> Epoch:
         room = store.room(number, members) if len(members) > 1 else Room(self.engine, members)
         if number and self.engine.costs.membership:

@@ -3,7 +3,7 @@ length and the model's size, and no further."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +56,7 @@ class ProbeSite(ClockSite):
         store: Any,
         on: torch.device,
         lossy: bool = False,
+        gone: Callable[[], bool] | None = None,
     ) -> Epoch:
         return Epoch(number, [rank], rank, None, on)
 

@@ -1,0 +1,112 @@
+"""Signs of life that no network stops, and an ear for deaths."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from offbeat.cluster.epoch import Epoch, PeerLost
+from offbeat.cluster.pulse import ENDING, Pulse, Pulses
+from offbeat.cluster.roll import Roll
+
+
+class Board:
+    """The job's store as a launcher has it, with a switch that cuts it off."""
+
+    def __init__(self):
+        self.keys, self.deaths = set(), 0
+        self.reached = threading.Event()
+        self.reached.set()
+
+    def add(self, key, amount):
+        self.reached.wait()
+        return self.deaths
+
+    def check(self, keys):
+        self.reached.wait()
+        return all(key in self.keys for key in keys)
+
+    def tell_death(self, rank, attempt):
+        self.keys.add(f"dead/{rank}/{attempt}")
+        self.deaths += 1
+
+
+class Connections:
+    def __init__(self, members):
+        self.members, self.closed = members, threading.Event()
+
+    def close(self):
+        self.closed.set()
+
+
+def wait_for(true):
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def pulses():
+    made = Pulses()
+    yield made
+    made.close()
+
+
+def test_signs_of_life_go_on_while_the_network_is_cut(pulses):
+    board = Board()
+    roll = Roll(None, board, 1, 0, 2)
+    assert pulses.last(1) == 0
+    pulse = Pulse(roll, board, 0.04, pulses.path, 1)
+    wait_for(lambda: pulses.last(1))
+    board.reached.clear()
+    for _ in range(3):
+        before = pulses.last(1)
+        wait_for(lambda before=before: pulses.last(1) > before)
+    assert pulses.last(0) == 0
+    board.reached.set()
+    pulse._stop()
+    assert pulses.last(1) == ENDING
+    pulses.forget(1)
+    assert pulses.last(1) == 0
+
+
+def test_an_epoch_that_has_lost_a_member_is_closed():
+    board = Board()
+    roll = Roll(None, board, 0, 0, 3)
+    roll.await_all([0, 1])
+    epoch = Connections([0, 1])
+    roll.meets(epoch)
+    pulse = Pulse(roll, board, 0.04, None, 0)
+    board.tell_death(2, 0)  # who is in no epoch of this one's
+    board.tell_death(1, 7)  # an earlier process of the rank
+    time.sleep(0.1)
+    assert not epoch.closed.is_set()
+    board.tell_death(1, 0)
+    assert epoch.closed.wait(30)
+    pulse._stop()
+
+
+def test_a_death_ends_the_wait_for_an_epoch():
+    """The other member never comes; without the ear this would take twelve hours."""
+    board = Board()
+    roll = Roll(None, board, 0, 0, 2)
+    board.tell_death(1, 0)  # before anybody waits for it: the count alone tells nothing new
+    pulse = Pulse(roll, board, 0.04, None, 0)
+    roll.await_all([0, 1])
+    with pytest.raises(PeerLost, match="has died meanwhile"):
+        Epoch(1, [0, 1], 0, HashStore(), torch.device("cpu"), timedelta(hours=12), roll.gone)
+    pulse._stop()
+
+
+def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():
+    board = Board()
+    roll = Roll(None, board, 0, 0, 2)
+    roll.await_all([0, 1])
+    roll.hear_of(1, 0)
+    epoch = Connections([0, 1])
+    roll.meets(epoch)
+    assert epoch.closed.is_set()
