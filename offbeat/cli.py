@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,7 @@ from offbeat.options import (
 )
 from offbeat.plan import PlanError
 from offbeat.runs import audit, ctl
+from offbeat.search.commands import RECURRING, JobName, Recurring, StoreOption, jobs, search
 from offbeat.virtual.commands import app as cluster_app
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ app = typer.Typer(
 app.add_typer(cluster_app, name="cluster")
 app.command()(audit)
 app.command()(ctl)
+app.command(cls=ScriptCommand)(search)
+app.command()(jobs)
 
 
 def main() -> None:
@@ -84,7 +88,11 @@ def run(
     args: Rest = None,
     workers: Workers = 1,
     plan: Annotated[
-        str | None, typer.Option("--plan", help='Instead of the script\'s, such as "bsp:6.25% dasgd".')
+        str | None,
+        typer.Option(
+            "--plan",
+            help='Instead of the script\'s, such as "bsp:6.25% dasgd"; recurring: what a search found.',
+        ),
     ] = None,
     total: Total = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the job.")] = None,
@@ -133,6 +141,8 @@ def run(
     virtual: Virtual = None,
     cluster: ClusterFile = None,
     timing_only: TimingOnly = False,
+    job: JobName = None,
+    store: StoreOption = None,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
@@ -156,7 +166,7 @@ def run(
             node_rank=node_rank,
             endpoint=rdzv_endpoint,
             out=out,
-            plan=None if plan is None else plan_text(plan),
+            plan=None if plan in (None, RECURRING) else plan_text(plan),
             total=None if total is None else units(total),
             seed=seed,
             wire=wire,
@@ -173,9 +183,14 @@ def run(
             timing_only=timing_only,
         )
         check_cluster(spec)
+        found = _recurring(spec, plan, job, store, quiet)
+        if found is not None:
+            spec = replace(spec, plan=found.job.plan)
         outcome, directory, screen = _launch(spec, quiet)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
+    if found is not None and outcome.code == 0 and node_rank == 0 and (text := found.ended(directory)):
+        screen.note(text)
     if not quiet and outcome.code == 0 and node_rank == 0:
         if screen.view.plan:
             from offbeat.live import summary
@@ -294,6 +309,20 @@ def compare(
     if not quiet:
         typer.echo(f"offbeat: runs and compare.json are in {_short(directory)}", err=True)
     raise typer.Exit(code or int(any(row.error is not None for row in result.rows)))
+
+
+def _recurring(
+    spec: LaunchSpec, plan: str | None, job: str | None, store: str | None, quiet: bool
+) -> Recurring | None:
+    if plan != RECURRING:
+        if job is not None or store is not None:
+            option = f"--job {job}" if job is not None else f"--store {store}"
+            raise ValueError(f"{option} belongs to --plan recurring")
+        return None
+    found = Recurring(spec, job, store)
+    if not quiet:
+        typer.echo(f"offbeat: recurring: {found.job.plan}", err=True)
+    return found
 
 
 def _compare_directory(script: str, out: str | None) -> Path:

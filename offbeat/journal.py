@@ -4,7 +4,7 @@ Everything that is shown to a person (live line, comparison, report) is a functi
 record has `type` and `t`, seconds since the run's start. Types and their fields:
 
 run         started (unix time), script, argv, plan, total, seed, workers, device, backend, wire,
-            lr_reference, momentum, parameters, host, versions
+            lr_reference, momentum, parameters, model, optimizer (`offbeat.identity`), host, versions
 data        batch_size, micro_batches: what `sync.batches` was given; samples: of the data set, if it is dealt
 start       spawn_ms, import_ms, rendezvous_ms, broadcast_ms, shards_ms (room for shards, where the plan has
             a use for them): what the start of the run cost

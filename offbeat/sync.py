@@ -39,6 +39,7 @@ from offbeat.cluster.state import State
 from offbeat.course import Course
 from offbeat.cut import way_of
 from offbeat.hyper import Configuration, stepper
+from offbeat.identity import description, structure
 from offbeat.journal import Journal
 from offbeat.ledger import mark
 from offbeat.marks import Marks
@@ -115,6 +116,7 @@ class Synchronizer:
         wire = wire_of(wire)
         on_diverge = on_diverge_of(on_diverge)
         way_of(optimizers, cut)
+        self._identity = {"model": structure(modules), "optimizer": description(optimizers)}
 
         mine = job.current()
         here().admit(state)
@@ -498,7 +500,7 @@ class Synchronizer:
         """The length is known: the plan begins."""
         plan_check(self.plan, total)
         here().begins(self, data=False)
-        self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
+        self._telemetry.begin(plan=str(self.plan), total=total, **self.settings, **self._identity)
         self.worker.watch.open(self.policy)
         if job.world_size() > 1:
             for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
