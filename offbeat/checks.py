@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from offbeat import plan
 from offbeat.cluster.spec import ON_DIVERGE
 from offbeat.cluster.state import State
-from offbeat.plan import phases
+from offbeat.policies.auto import Auto
 from offbeat.policies.switches import Stragglers
-from offbeat.protocols import Protocol
+from offbeat.protocols import Protocol, Switch
 
 WIRES = {None: None, "fp32": None, "bf16": torch.bfloat16}
 
@@ -129,9 +129,25 @@ def stragglers_of(given: str | Stragglers) -> Stragglers:
     raise TypeError(f"stragglers is a text such as 'elastic'; got {asked!r}")
 
 
+def check_auto(plan: Protocol, optimizers: Sequence[Optimizer]) -> None:
+    """Raises ValueError for a plan auto with an optimizer that it knows nothing of."""
+    for optimizer in optimizers:
+        if uses_auto(plan) and not isinstance(optimizer, SGD):
+            raise ValueError(
+                f"the plan auto knows when delayed SGD is stable, and nothing of {type(optimizer).__name__}: "
+                f"let `offbeat search` find the switch point, or give a share, as in bsp:25% asp"
+            )
+
+
+def uses_auto(plan: Protocol) -> bool:
+    return isinstance(plan, Auto) or (
+        isinstance(plan, Switch) and any(map(uses_auto, (plan.first, plan.then)))
+    )
+
+
 def traps(plan: Protocol, optimizers: Sequence[Optimizer], begins: bool) -> Iterator[str]:
     """What is allowed under `plan` and seldom meant. begins: the job is at its first step."""
-    first, asynchronous = phases(plan)[0][0], any(part.home == "shards" for part, _ in phases(plan))
+    first, asynchronous = plan.parts()[0], any(part.home == "shards" for part in plan.parts())
     momentum = max((group.get("momentum", 0) for o in optimizers for group in o.param_groups), default=0)
     if begins and first.home == "shards" and momentum:
         yield (

@@ -129,6 +129,19 @@ class Schedules:
                 scheduler.step()
                 done[0] += 1
 
+    def highest(self, progress: float, points: int = 200) -> float:
+        """The largest factor from `progress` on, over the one there, of any schedule that is a function; 1
+        where none is: what torch's schedulers will do isn't known."""
+        later = [progress + (1 - progress) * k / points for k in range(points + 1)]
+        return max(
+            (
+                max(abs(shape(p)) for p in later) / abs(now)
+                for shape, _, _ in self._shapes
+                if (now := shape(min(progress, 1.0)))
+            ),
+            default=1.0,
+        )
+
     def counts(self) -> list[int]:
         """How often each scheduler was stepped."""
         return [done[0] for _, _, done in self._steppers]

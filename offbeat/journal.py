@@ -23,6 +23,9 @@ diverged    rank, clock, units, loss, staleness (null where nothing was pushed),
 rollback    units (where it diverged), path, to_units, reason: on from a checkpoint, with BSP
 straggler   rank, action (flagged or cleared), protocol, units, rule, limit, speeds (by rank, units per second
             of a worker's own time): what the detector has decided, and why
+curvature   units, progress, curvature (of the mean loss, at its steepest), step (BSP's learning rate): a look
+of
+            the plan auto (`offbeat.policies.auto`)
 recovery    units, ms, epoch: members have died, the others went on; again: the units that are dealt again;
             partly: of them, those whose update a part of the shards has (none on one host); missing: how many
             updates the parameters lack at most that a dead host's shards had (only when a host is lost)

@@ -21,6 +21,7 @@ from decimal import Context, Decimal
 from functools import reduce
 from typing import Any
 
+from offbeat.policies.auto import Auto as Auto  # a plan can name it
 from offbeat.protocols import Protocol, Switch
 
 End = float | int  # a share of the progress (float), or units (int)
@@ -85,7 +86,7 @@ def phases(protocol: Protocol) -> list[tuple[Protocol, End | None]]:
     waiting: list[tuple[Protocol, End | None]] = [(protocol, None)]
     while waiting:
         part, end = waiting.pop()
-        if isinstance(part, Switch):
+        if isinstance(part, Switch) and part.word == Switch.word:  # else it decides for itself, like auto
             waiting += [(part.then, end), (part.first, part.at)]
         else:
             found.append((part, end))

@@ -42,6 +42,10 @@ class Protocol(ABC):
         """The protocol in charge at `w`'s units and progress (a `Switch` holds several)."""
         return self
 
+    def parts(self) -> tuple[Protocol, ...]:
+        """The protocols that are in charge one after the other."""
+        return (self,)
+
     def __str__(self) -> str:
         from offbeat.plan import to_text
 
@@ -226,6 +230,9 @@ class Switch(Protocol):
 
     def current(self, w: Worker) -> Protocol:
         return (self.then if passed(w, self.at) else self.first).current(w)
+
+    def parts(self) -> tuple[Protocol, ...]:
+        return (*self.first.parts(), *self.then.parts())
 
     def run(self, w: Worker) -> Program:
         while not passed(w, self.at):

@@ -114,6 +114,10 @@ class _Dealt(Stream):
         while not sync.done:
             unit, batch = self._units.get()
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
+            if sync.worker.curvature.asked:
+                yield from sync.look(parts)
+                if not sync.worker.curvature.seen:  # a member has died, and this unit may be another's now
+                    continue
             for number, part in enumerate(parts):
                 yield from sync.lend(part, samples_in(part), number == len(parts) - 1, unit)
 
@@ -176,7 +180,9 @@ class _Loaded(Stream):
                     continue
                 self._taken = number + 1
                 last = (number + 1) % self._micro == 0 or number + 1 == self._length
-                yield from sync.lend(to_device(batch, job.device()), samples_in(batch), last)
+                given = to_device(batch, job.device())
+                yield from sync.look([given])
+                yield from sync.lend(given, samples_in(batch), last)
                 if self._over():
                     return
                 if sync.resumed_data is not None:  # the job has gone back to a checkpoint

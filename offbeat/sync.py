@@ -20,6 +20,7 @@ from offbeat import backward, checkpoint, exits, job
 from offbeat.checkpoint import CheckpointError
 from offbeat.checks import (
     WIRES,
+    check_auto,
     check_parts,
     length_of,
     modules_of,
@@ -28,6 +29,7 @@ from offbeat.checks import (
     share_of,
     stragglers_of,
     traps,
+    uses_auto,
     wire_of,
 )
 from offbeat.cluster.desk import Desk
@@ -116,6 +118,7 @@ class Synchronizer:
         wire = wire_of(wire)
         on_diverge = on_diverge_of(on_diverge)
         way_of(optimizers, cut)
+        check_auto(self.plan, optimizers)
         self._identity = {"model": structure(modules), "optimizer": description(optimizers)}
 
         mine = job.current()
@@ -259,6 +262,7 @@ class Synchronizer:
         self._stream.begin()
         here().begins(self, data=True)
         self.worker.keeps_ledger = self._stream.deals
+        self.worker.can_look = self._stream.deals or micro_batches == 1
         size = {"samples": self._stream.samples} if self._stream.deals else {}
         self.journal.record("data", batch_size=self.batch_size, micro_batches=micro_batches, **size)
         return self._stream.batches()
@@ -294,6 +298,9 @@ class Synchronizer:
         self._steps += 1
         self._marks.muted = False
         here().computed()
+        if self.worker.curvature.under_way:
+            self.worker.curvature.end()
+            self.worker.clear_gradients()
         with self._watchman:
             self._watchman.look(self._telemetry)
             self.worker.stepping = True
@@ -477,6 +484,17 @@ class Synchronizer:
         """The sum of every worker's units."""
         return self.worker.team.sum(own) * here().alike
 
+    def look(self, parts: Sequence[Any]) -> Iterator[Any]:
+        """Gives the loop a unit's micro-batches for a look at the curvature, if one is asked for: the unit
+        itself comes afterwards. Check `looked` then."""
+        curvature = self.worker.curvature
+        if curvature.asked:
+            curvature.begin()
+            for number, part in enumerate(parts):
+                yield from self.lend(part, 0, number == len(parts) - 1)
+            if curvature.under_way:  # no step was taken
+                curvature.drop()
+
     def lend(self, batch: Any, samples: int, last: bool, unit: int | None = None) -> Iterator[Any]:
         """Gives the loop one micro-batch, and sees to it that the last one of a dealt unit ends in a step."""
         steps = self._steps
@@ -625,6 +643,10 @@ class Synchronizer:
         exits.relax(self)
         self.worker.reducer.remove()
         self.worker.release()
+        if uses_auto(self.plan) and not self.worker.can_look:
+            self.warn(
+                "the plan auto looks at units of sync.batches(...), of which there were none: it was bsp"
+            )
         with contextlib.suppress(*([PeerLost] if self.worker.team.roll else [])):
             self._telemetry.end()
         if self.worker.team.roll is not None:

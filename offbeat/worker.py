@@ -91,6 +91,25 @@ class Worker(ABC):
         under others in between."""
         return passed(self, at)
 
+    @property
+    def looked_at(self) -> int | None:
+        """The clock of the last `look`."""
+        return None
+
+    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
+        """Whether updates by gradients as old as ASP's would be stable from here to the end, by the largest
+        of the last `count` looks (`offbeat.policies.auto`). The same on all members at equal clocks; once
+        true it stays so."""
+        return False
+
+    def look(self) -> Handle:
+        """Asks the user's loop for a gradient more, on the batch that comes next, a little way along the
+        steepest curvature; `step` compares it with the gradient itself and notes the curvature. Yielding the
+        handle gives control back to the loop, or returns at once where that cannot be.
+
+        Raises NotImplementedError on an engine without gradients."""
+        raise NotImplementedError(f"{type(self).__name__} computes no gradients, so auto has nothing to see")
+
     @abstractmethod
     def gradient(self, mean: bool = False) -> Handle:
         """Asks the user's loop for the next gradient. When the coming backward has returned, `.grad`
@@ -177,6 +196,13 @@ class While(Worker):
     units = property(lambda self: self._worker.units)
     progress = property(lambda self: self._worker.progress)
     stragglers = property(lambda self: self._worker.stragglers)
+    looked_at = property(lambda self: self._worker.looked_at)
+
+    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
+        return self._worker.asynchrony_is_safe(count, margin)
+
+    def look(self) -> Handle:
+        return self._worker.look()
 
     def served(self, protocol: Protocol, at: float | int) -> bool:
         return self._worker.served(protocol, at)

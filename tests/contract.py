@@ -4,6 +4,7 @@ the fixture `engine` (see `engines.py`)."""
 from __future__ import annotations
 
 from tests.contract_asynchronous import Asynchronous
+from tests.contract_auto import AutoContract
 from tests.contract_checkpoints import Checkpoints
 from tests.contract_endings import Endings
 from tests.contract_misuse import Misuse
@@ -15,6 +16,15 @@ from tests.contract_training import Training
 
 
 class Contract(
-    Parity, Semantics, Training, Endings, Checkpoints, Misuse, Shards, Asynchronous, StragglersContract
+    AutoContract,
+    Parity,
+    Semantics,
+    Training,
+    Endings,
+    Checkpoints,
+    Misuse,
+    Shards,
+    Asynchronous,
+    StragglersContract,
 ):
     """Everything."""

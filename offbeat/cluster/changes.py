@@ -211,6 +211,7 @@ class ChangingWorker(ReplicaWorker):
         Raises RuntimeError when no survivor holds a whole state."""
         while True:
             begun = now()
+            self.curvature.drop()
             self.reducer.disarm()
             self.averager.release()
             self._landing = Landing(self)

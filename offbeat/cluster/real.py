@@ -21,7 +21,6 @@ from offbeat.cluster.state import collect, share
 from offbeat.hyper import applied
 from offbeat.job import Job
 from offbeat.ledger import dealt, mark
-from offbeat.plan import phases
 from offbeat.protocols import Protocol
 from offbeat.shard import Push
 from offbeat.site import now
@@ -90,16 +89,13 @@ class RealWorker(ChangingWorker):
         """A newcomer is where the members are: in the same protocol of the plan, or before the first one."""
         if self.place_protocol is None:
             return
-        here = [protocol for protocol, _ in phases(plan) if str(protocol) == self.place_protocol]
+        here = [protocol for protocol in plan.parts() if str(protocol) == self.place_protocol]
         self.protocol, self._entered = here[0] if here else plan, True
 
     def prepare(self, plan: Protocol) -> None:
         """Collective, before the first step: makes room for shards if the plan has a use for them."""
-        if (
-            self.team.arrived is None
-            and not self.team.alone
-            and any(p.home == "shards" for p, _ in phases(plan))
-        ):
+        sharded = any(part.home == "shards" for part in plan.parts())
+        if self.team.arrived is None and not self.team.alone and sharded:
             begun = now()
             self._open_home()
             self.shards_ms = (now() - begun) * 1e3

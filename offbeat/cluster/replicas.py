@@ -14,6 +14,7 @@ from offbeat.cluster.control import Event, Exchange, Word
 from offbeat.cluster.desk import Desk
 from offbeat.cluster.epoch import Epoch
 from offbeat.cluster.flat import Layout, copy
+from offbeat.cluster.look import Curvature
 from offbeat.cluster.members import Members
 from offbeat.cluster.reducer import Reducer
 from offbeat.cluster.roll import Roll
@@ -23,9 +24,13 @@ from offbeat.hyper import Configuration, Schedules, applied
 from offbeat.journal import Journal
 from offbeat.ledger import pending
 from offbeat.meter import Meter
+from offbeat.policies.stability import limit
 from offbeat.protocols import BSP, Protocol
 from offbeat.site import here, now
-from offbeat.worker import Batch, Handle, Worker
+from offbeat.worker import Batch, Handle, Ready, Worker
+
+LOOKS = 100
+"""Curvatures that are remembered."""
 
 
 class Landing(Handle):
@@ -110,6 +115,11 @@ class ReplicaWorker(Worker):
         self._bsp_left: float | None = None
         self._settled: tuple[int, int] | None = None
         self.redeal: dict[int, int] = {}
+        self.curvature = Curvature(state)
+        self.can_look = False  # whether the loop's batches can be given twice
+        self.looks: list[float] = []  # the curvatures that were seen
+        self.safe_from: int | None = None  # units at which asynchrony was found to be safe
+        self._looked_at: int | None = None
         self.lent = 0  # the mark of the unit that the loop was lent
         self.keeps_ledger = False  # whether all batches are dealt units
         self._under: dict[str, int] = {}  # units done under each protocol, up to `_entered_at`
@@ -196,9 +206,45 @@ class ReplicaWorker(Worker):
             self.reducer.disarm()
         return Batch()
 
+    @property
+    def looked_at(self) -> int | None:
+        return self._looked_at
+
+    def look(self) -> Handle:
+        self._looked_at = self.clock
+        if not self.can_look:
+            return Ready()
+        self.curvature.ask()
+        return self.gradient(mean=True)
+
+    def _compare(self) -> None:
+        """The gradient of a look has its counterpart now."""
+        found = self.curvature.compare(scale_of(self.scaler)[0] or 1.0)
+        if found is not None:
+            self.looks = [*self.looks, found][-LOOKS:]
+            self.journal.record(
+                "curvature", units=self.units, progress=self.progress, curvature=found, step=self._bsp_rate()
+            )
+
+    def _bsp_rate(self) -> float:
+        """The learning rate of a BSP step of all members, warm-up done, or of as many pushes."""
+        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+        return max(group["lr"] for group in groups) * self.config.lr_factor(BSP(), self.epoch.size, 1.0)
+
+    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
+        if self.safe_from is None and len(self.looks) >= count and self.units < self.whole():
+            groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+            momentum = max(group.get("momentum", 0.0) for group in groups)
+            most = self._bsp_rate() * self.schedules.highest(self.progress)
+            if most * max(self.looks[-count:]) * margin < limit(momentum, self.epoch.size):
+                self.safe_from = self.units
+        return self.safe_from is not None
+
     def step(self) -> None:
         if self.interrupted:  # the program waited for a batch that will not come
             return
+        if self.curvature.seen:
+            self._compare()
         lr, momentum = self._factors(self.team.live if self._mean else self.epoch.size)
         with applied(self.state.optimizers, lr, momentum):
             self.meter.lr = self.state.optimizers[0].param_groups[0]["lr"]
@@ -465,12 +511,15 @@ class ReplicaWorker(Worker):
             "bsp_left": self._bsp_left,
             "under": self._units_under(self.protocol),
             "redeal": [list(pair) for pair in self.redeal.items()],
+            "looks": self.looks,
+            "safe_from": self.safe_from,
         }
 
     def set_position(self, position: dict[str, Any]) -> None:
         self.team.place(position["clock"], position["units"], position["used"])
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
         self.redeal = dict(position.get("redeal", []))
+        self.looks, self.safe_from = list(position.get("looks", [])), position.get("safe_from")
         self._under, self._entered_at = dict(position.get("under", {})), self.units
 
     def summary(self) -> dict[str, Any]:
