@@ -2,7 +2,7 @@
 
 import pytest
 
-PARTS = "asynchronous checkpoints endings losses misuse parity semantics shards stragglers training"
+PARTS = "asynchronous auto checkpoints endings losses misuse parity semantics shards stragglers training"
 pytest.register_assert_rewrite(*(f"tests.contract_{part}" for part in PARTS.split()))
 
 SLOW = {
