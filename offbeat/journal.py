@@ -54,6 +54,10 @@ from typing import Any
 from offbeat.site import here
 
 Record = dict[str, Any]
+GATHER = 1.0
+"""Seconds between two `workers` records."""
+SAMPLE = 0.2
+"""Least seconds between two `step` records."""
 KEPT = 100_000
 """Records that wait, at most, for a disk that fails."""
 

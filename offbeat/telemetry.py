@@ -17,13 +17,8 @@ import offbeat
 from offbeat.cluster.real import RealWorker
 from offbeat.cluster.state import collect
 from offbeat.job import Job
-from offbeat.journal import Journal
+from offbeat.journal import GATHER, SAMPLE, Journal
 from offbeat.site import here, now
-
-GATHER = 1.0
-"""Seconds between two `workers` records."""
-SAMPLE = 0.2
-"""Least seconds between two `step` records."""
 
 
 class Telemetry:

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import offbeat
-from offbeat.telemetry import GATHER, SAMPLE
+from offbeat.journal import GATHER, SAMPLE
 
 if TYPE_CHECKING:
     from offbeat.virtual.light import LightWorker

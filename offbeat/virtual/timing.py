@@ -10,53 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
 from offbeat.cluster import sizes
-from offbeat.cluster.epoch import PeerLost
 from offbeat.plan import check
 from offbeat.protocols import Protocol
 from offbeat.virtual.asynchronous import Shards
 from offbeat.virtual.clock import Clock
-from offbeat.virtual.cost import Costs, ready
+from offbeat.virtual.cost import Costs
 from offbeat.virtual.diary import Diary, Recorder
 from offbeat.virtual.light import Computing, LightWorker
 from offbeat.virtual.meetings import Averages, Reduction, Settlement
+from offbeat.virtual.model import Model as Model
 
-WORD = 56
+WORD = 72
 """Bytes of a word of `offbeat.cluster.control`, without its bit for each parameter."""
 ROW = 512
 """Bytes that a member tells the others at the end of a phase on shards, about."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as far as time is concerned.
-
-    sizes: elements of its trainable parameters, in the model's order. width: bytes of an element. buffers:
-    bytes of its floating-point buffers. state: the optimizer's floating-point state, in parameters' sizes
-    (SGD with momentum 1, Adam 2).
-    """
-
-    sizes: tuple[int, ...]
-    width: int = 4
-    buffers: int = 0
-    state: float = 1.0
-
-    @property
-    def parameters(self) -> int:
-        return sum(self.sizes)
-
-    @cached_property
-    def size(self) -> int:
-        """Bytes of the parameters."""
-        return self.parameters * self.width
-
-    def buckets(self) -> list[list[int]]:
-        """Numbers of the parameters in each bucket of BSP's reduction."""
-        return sizes.buckets([size * self.width for size in self.sizes])
 
 
 class Figures(NamedTuple):
@@ -133,9 +104,7 @@ class Simulation:
         self._entered = True  # a protocol is about to take charge
         self._switch: dict[str, Any] | None = None  # what it cost
         self.computing = Computing(self)
-        buckets = model.buckets()
-        bytes_of = [sum(model.sizes[number] for number in bucket) * model.width * wire for bucket in buckets]
-        self.reduction = Reduction(self, bytes_of, ready(model.sizes, [len(bucket) for bucket in buckets]))
+        self.reduction = Reduction(self, [size * wire for size in model.bucket_bytes()], model.ready())
         self.averages = Averages(self, (model.size + model.buffers) * wire)
         self.settlement = Settlement(self)
         self.workers = [LightWorker(self, rank) for rank in self.members]
@@ -259,6 +228,8 @@ class Simulation:
             f"rank {rank} died at {self.clock.now:.6g} s of virtual time, and the others cannot go on "
             f"without it"
         )
+        from offbeat.cluster.epoch import PeerLost  # with torch, which nothing else here needs
+
         self.diary.record("error", rank=rank, message=f"PeerLost: {message}")
         raise PeerLost(message)
 
