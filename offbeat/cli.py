@@ -37,6 +37,7 @@ from offbeat.options import (
     units,
 )
 from offbeat.plan import PlanError
+from offbeat.planner.commands import plan
 from offbeat.runs import audit, ctl
 from offbeat.search.commands import RECURRING, JobName, Recurring, StoreOption, jobs, search
 from offbeat.virtual.commands import app as cluster_app
@@ -60,6 +61,7 @@ app.command()(audit)
 app.command()(ctl)
 app.command(cls=ScriptCommand)(search)
 app.command()(jobs)
+app.command(cls=ScriptCommand)(plan)
 
 
 def main() -> None:

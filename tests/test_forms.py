@@ -233,7 +233,7 @@ def test_order_of_the_protocols(found: Cluster, period: int, delay: int) -> None
     for one in (delayed, local, forms.of(BSP())):
         assert one.seconds >= one.computing / slack
         assert min(one.forward, one.backward, one.update, one.exposed, one.waiting) >= 0
-        assert one.efficiency <= slack  # on shards a worker is spared its update
+        assert one.efficiency <= slack
 
 
 @settings(max_examples=25, deadline=None)

@@ -96,7 +96,7 @@ def test_devices_are_found_however_they_are_written() -> None:
     assert devices.recognized("NVIDIA GeForce GTX TITAN X") is devices.DEVICES["TITAN X"]
     assert devices.recognized("NVIDIA H200") is devices.DEVICES["H200"]
     assert devices.recognized("Intel(R) Xeon(R) Gold 6134A100x") is None
-    with pytest.raises(ValueError, match="no device 'H10'; valid: TITAN X, .* and H200; did you mean"):
+    with pytest.raises(ValueError, match=r"no device 'H10'; valid: TITAN X, .* and H200; did you mean"):
         devices.find("H10")
     with pytest.raises(ValueError, match="K80 has no rate for bfloat16; it has float32 and float64"):
         devices.find("k80").peak("bfloat16")

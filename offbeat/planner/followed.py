@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from offbeat.planner.workers import Kind, Workers
     from offbeat.virtual.model import Model
 
-_UNITS = 16_000, 800
+_UNITS = 8_000, 800
 """That all workers do together, about: the second where every stream to the shards is followed, which takes
 long."""
 _STEPS = 32, 240

@@ -30,6 +30,7 @@ from offbeat.virtual.cluster import Cluster
 from offbeat.virtual.model import Model
 from offbeat.virtual.timing import WORD
 
+_NOTHING = 1e-9
 _QUANTILES = 96
 """Of the slowest worker's time, at which BSP's buckets are followed."""
 
@@ -63,7 +64,7 @@ class Iteration:
     @property
     def efficiency(self) -> float:
         """Share of the speed that the workers would have without any communication or waiting."""
-        return self.units_per_s / self.ideal
+        return min(self.units_per_s / self.ideal, 1.0)  # shards spare a worker its update
 
     @property
     def units_per_s(self) -> float:
@@ -83,6 +84,9 @@ class Forms:
         self._states = [
             (share, State(workers, model, wire, cluster.backward)) for share, workers in states(cluster)
         ]
+
+    def __len__(self) -> int:
+        return self._states[0][1].workers.count
 
     @property
     def computing(self) -> float:
@@ -175,7 +179,9 @@ class State:
 
     def _split(self, unit: float, update: float, exposed: float, seconds: float) -> Iteration:
         forward, backward = unit * (1 - self._backward), unit * self._backward
-        waiting = max(seconds - unit - update - exposed, 0.0)
+        waiting = seconds - unit - update - exposed
+        if waiting < _NOTHING * seconds:  # what rounding leaves over
+            waiting = 0.0
         workers = self.workers
         return Iteration(workers.count, workers.speed, forward, backward, update, exposed, waiting)
 

@@ -81,7 +81,7 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         return _say(problem)
     shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
     if shape is not None and plan and total:
-        model, wire = Model(shape.sizes, shape.width), os.environ.get("OFFBEAT_WIRE")
+        model, wire = Model.of(shape), os.environ.get("OFFBEAT_WIRE")
         return _simulate(script.path, parse(plan), int(total), costs, model, out, wire)
     probe = ProbeSite(costs.workers)
     error: BaseException | None = None

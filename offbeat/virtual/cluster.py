@@ -116,14 +116,43 @@ class Join:
 @dataclass(frozen=True)
 class Shape:
     """A model as far as a cluster's description says: elements of each parameter tensor in the model's
-    order, and bytes of an element."""
+    order, and bytes of an element; bytes of its buffers; the optimizer's state in parameters' sizes; and the
+    share of backward after which each gradient is there, if that is known."""
 
     sizes: tuple[int, ...]
     width: int = 4
+    buffers: int = 0
+    state: float = 1.0
+    passed: tuple[float, ...] = ()
 
     @property
     def parameters(self) -> int:
         return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a description was measured with (`offbeat profile`). script: its name; text: a hash of what it
+    says. batch: samples of a unit. samples: of its data set. forward, backward: operations of a sample.
+    device: where, and `efficiency`: the share of its peak that was reached. units: each rank's median
+    seconds. push, pull: seconds of a push and of its pull."""
+
+    script: str = ""
+    text: str = ""
+    batch: int | None = None
+    samples: int | None = None
+    forward: float = 0.0
+    backward: float = 0.0
+    device: str = ""
+    efficiency: float | None = None
+    units: tuple[float, ...] = ()
+    push: float | None = None
+    pull: float | None = None
+
+    @property
+    def flop(self) -> float:
+        """Operations of a sample, forward and backward."""
+        return self.forward + self.backward
 
 
 @dataclass(frozen=True)
@@ -146,6 +175,7 @@ class Cluster:
     switch: float = 0.0
     membership: float = 0.0
     model: Shape | None = None
+    profile: Profile | None = None
 
     @property
     def newcomers(self) -> int:
@@ -294,8 +324,9 @@ def _cluster(top: Table) -> Cluster:
         switch=switch.duration("seconds", 0.0),
         membership=membership.duration("seconds", 0.0),
         model=_model(top.table("model")) if "model" in top else None,
+        profile=_profile(top.table("profile")) if "profile" in top else None,
     )
-    top.take_known(["base", "model"])
+    top.take_known(["base", "model", "profile"])
     for table in (compute, link, host, allreduce, shards, switch, membership, top):
         table.close()
     if found.size is not None and all(group.count is not None for group in groups):
@@ -392,17 +423,41 @@ def _model(table: Table) -> Shape:
     width = table.whole("bytes_per_parameter", 4)
     parameters = table.whole("parameters", None)
     tensors = table.wholes("tensors", None, least=1)
+    buffers, state = table.whole("buffers", 0, least=0), table.number("state", 1.0, least=0.0)
+    passed = table.shares("passed")
     table.close()
     if parameters is None and (tensors is None or len(tensors) == 1):
         raise ClusterError(f"{table.source}: model.parameters: it is needed: a whole number from 1")
     if tensors is not None and len(tensors) > 1:
         if parameters not in (None, sum(tensors)):
             table.wrong("parameters", f"the sum of the tensors' sizes, {sum(tensors)}")
-        return Shape(tensors, width)
+        if passed and len(passed) != len(tensors):
+            table.wrong("passed", f"a list with a number for each of the {len(tensors)} tensors")
+        return Shape(tensors, width, buffers, state, passed)
+    if passed:
+        table.wrong("passed", "known without the sizes of all tensors: give tensors as a list")
     number = tensors[0] if tensors else -(-parameters // _TENSOR)
     if number > parameters:
         table.wrong("tensors", f"a number of tensors that {parameters} parameters can fill")
-    return Shape(equal(parameters, number), width)
+    return Shape(equal(parameters, number), width, buffers, state)
+
+
+def _profile(table: Table) -> Profile:
+    found = Profile(
+        script=table.text("script", ""),
+        text=table.text("text", ""),
+        batch=table.whole("batch_size", None),
+        samples=table.whole("samples", None),
+        forward=table.number("forward", 0.0, least=0.0),
+        backward=table.number("backward", 0.0, least=0.0),
+        device=table.text("device", ""),
+        efficiency=table.number("efficiency", None, most=10.0),
+        units=table.samples("units") if "units" in table else (),
+        push=table.duration("push", None),
+        pull=table.duration("pull", None),
+    )
+    table.close()
+    return found
 
 
 def equal(parameters: int, tensors: int | None = None) -> tuple[int, ...]:

@@ -128,6 +128,17 @@ class Table:
         found: tuple[float, ...] = self._take(key, _ANY, check, "a list of times above 0, in seconds")
         return found
 
+    def shares(self, key: str) -> tuple[float, ...]:
+        """Numbers from 0 to 1; none where the key is missing."""
+
+        def check(value: Any) -> tuple[float, ...] | None:
+            rows: list[Any] = value if isinstance(value, list) else [None]
+            fits = all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1 for v in rows)
+            return tuple(map(float, rows)) if fits and rows else None
+
+        found: tuple[float, ...] = self._take(key, (), check, "a list of numbers from 0 to 1")
+        return found
+
     def table(self, key: str) -> Table:
         found = self._take(key, {}, lambda v: v if isinstance(v, dict) else None, f"a table: write [{key}]")
         return Table(self.source, f"{self.path}.{key}" if self.path else key, found)

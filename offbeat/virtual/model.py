@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from offbeat.cluster import sizes
+from offbeat.virtual.cluster import Shape
 from offbeat.virtual.cost import ready
 
 
@@ -25,6 +26,11 @@ class Model:
     buffers: int = 0
     state: float = 1.0
     passed: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, shape: Shape) -> Model:
+        """The model of a cluster's description."""
+        return cls(shape.sizes, shape.width, shape.buffers, shape.state, shape.passed)
 
     @property
     def parameters(self) -> int:

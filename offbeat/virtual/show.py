@@ -128,7 +128,7 @@ def _straggler(straggler: Straggler) -> str:
 def _speeds(cluster: Cluster, shape: Shape) -> Iterator[str]:
     from offbeat.virtual.timing import Model, simulate
 
-    model, workers = Model(shape.sizes, shape.width), cluster.size or 1
+    model, workers = Model.of(shape), cluster.size or 1
     calm = replace(cluster, stragglers=(), failures=(), joins=())
     buckets = _several(len(model.buckets()), "bucket")
     yield f"without stragglers, {STEPS} steps of each worker, {shape.parameters:,} parameters in {buckets}:"

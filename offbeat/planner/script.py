@@ -1,0 +1,136 @@
+"""What a user's script would train, and what that costs: the script runs, in this process, up to its model's
+first forward, and no further."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from offbeat.planner.flops import Inputs, ModelCost, count
+from offbeat.site import here, move_to
+from offbeat.virtual.ambient import Ambient
+from offbeat.virtual.model import Model
+from offbeat.virtual.probe import Found, ProbeSite, model_of
+from offbeat.virtual.script import Script
+
+if TYPE_CHECKING:
+    from offbeat.sync import Synchronizer
+
+
+class ScriptFailed(ValueError):
+    """The script's beginning failed; the message says where."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script trains. cost: None where no operation could be counted, and `problem` says why. batch:
+    samples of a unit. samples: of the data set. total: units of the job."""
+
+    model: Model
+    cost: ModelCost | None
+    problem: str
+    plan: str
+    wire: str
+    batch: int | None
+    samples: int | None
+    total: int | None
+
+
+class _Looking(ProbeSite):
+    """Goes on to the first forward of the model."""
+
+    def __init__(self, workers: int):
+        super().__init__(workers)
+        self.inputs: dict[int, Inputs] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    def begins(self, sync: Synchronizer, data: bool) -> None:
+        if self.sync is None:
+            self.sync = sync
+            for module in sync.worker.state.modules:
+                self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
+
+    def finish(self) -> None:
+        """The modules are as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _called(self, module: nn.Module, args: Any, named: Any) -> None:
+        self.inputs.setdefault(id(module), (args, named))
+        assert self.sync is not None
+        if len(self.inputs) == len(self.sync.worker.state.modules):
+            raise Found
+
+    def computed(self) -> None:
+        raise Found
+
+
+def look_at(path: str, args: Sequence[str], workers: int) -> Job:
+    """What the script would train on `workers` workers. Raises ScriptFailed, SyntaxError or OSError."""
+    with redirect_stdout(sys.stderr):  # what it says is no part of the answer
+        script = Script(path, args, workers, None, False)
+    site = _Looking(workers)
+    error: BaseException | None = None
+    outside, before = Ambient.of_process(), here()
+    move_to(site)
+    with script:
+        ambient = script.ambient(0)
+        ambient.enter()
+        try:
+            script(0)
+        except Found:
+            pass
+        except BaseException as other:
+            error = other
+        finally:
+            ambient.leave()
+            outside.enter()
+            move_to(before)
+    if error is not None:
+        where, last = script.line_of(error), traceback.format_exception_only(type(error), error)[-1].strip()
+        raise ScriptFailed(f"the beginning of {path} failed{f' at {where}' if where else ''}: {last}")
+    site.finish()
+    sync = site.sync
+    if sync is None:
+        raise ScriptFailed(
+            f"{path} came to no Synchronizer with a length: what is to be planned is not known"
+        )
+    return _job(sync, site.inputs)
+
+
+def _job(sync: Synchronizer, inputs: dict[int, Inputs]) -> Job:
+    model, cost, problem = model_of(sync.worker.state), None, ""
+    try:
+        cost = cost_of(sync, inputs)
+    except ValueError as error:
+        problem = str(error)
+    if cost is not None and cost.sizes == model.sizes:
+        model = Model(model.sizes, model.width, model.buffers, model.state, cost.passed)
+    stream = sync._stream
+    return Job(
+        model,
+        cost,
+        problem,
+        str(sync.plan),
+        str(sync.settings["wire"]),
+        sync.batch_size or (None if cost is None else cost.batch),
+        None if stream is None else stream.samples,
+        sync.total,
+    )
+
+
+def cost_of(sync: Synchronizer, inputs: dict[int, Inputs]) -> ModelCost:
+    """Raises ValueError where a model's operations cannot be counted."""
+    modules = sync.worker.state.modules
+    if len(inputs) < len(modules):
+        raise ValueError("the model was not called as a whole: its operations are not known")
+    with torch.enable_grad():
+        return count(modules, [inputs[id(module)] for module in modules], sync.batch_size)
