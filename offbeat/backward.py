@@ -18,6 +18,9 @@ from offbeat.site import here
 
 
 class Listener(Protocol):
+    def backward_begins(self) -> None:
+        """An outermost backward is about to run."""
+
     def backward_returned(self, roots: Any) -> None:
         """An outermost backward from `roots` (a tensor or several) has returned on this thread."""
 
@@ -38,7 +41,9 @@ def listen(listener: Listener) -> None:
 
     @functools.wraps(current)
     def backward(tensors: Any, *args: Any, **settings: Any) -> None:
-        _deepen(1)
+        if _deepen(1) == 1:
+            for one in _living():
+                one.backward_begins()
         try:
             current(tensors, *args, **settings)
         except BaseException:

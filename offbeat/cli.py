@@ -37,7 +37,7 @@ from offbeat.options import (
     units,
 )
 from offbeat.plan import PlanError
-from offbeat.planner.commands import plan
+from offbeat.planner.commands import plan, profile
 from offbeat.runs import audit, ctl
 from offbeat.search.commands import RECURRING, JobName, Recurring, StoreOption, jobs, search
 from offbeat.virtual.commands import app as cluster_app
@@ -62,6 +62,7 @@ app.command()(ctl)
 app.command(cls=ScriptCommand)(search)
 app.command()(jobs)
 app.command(cls=ScriptCommand)(plan)
+app.command(cls=ScriptCommand)(profile)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -55,6 +55,9 @@ from offbeat.site import here
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
 from offbeat.watchman import Watchman
+
+if TYPE_CHECKING:
+    from offbeat.planner.measure import Profiler
 
 LAST = "last.pt"
 """In the run's directory: the checkpoint that is made when too few workers are left."""
@@ -175,6 +178,11 @@ class Synchronizer:
         self.worker.watch.on_persistent = self._persistent
         self.policy = policy
         self._watchman = Watchman(self, on_diverge)
+        self._profiler: Profiler | None = None
+        if text := os.environ.get("OFFBEAT_MEASURE"):
+            from offbeat.planner.measure import Profiler
+
+            self._profiler = Profiler(self, text)
         self._course = Course(self.worker, self.plan, self._over)
         backward.listen(self)
         exits.watch(self)
@@ -301,6 +309,8 @@ class Synchronizer:
         if self.worker.curvature.under_way:
             self.worker.curvature.end()
             self.worker.clear_gradients()
+        if self._profiler is not None:
+            self._profiler.computed()
         with self._watchman:
             self._watchman.look(self._telemetry)
             self.worker.stepping = True
@@ -309,6 +319,8 @@ class Synchronizer:
             finally:
                 self.worker.stepping = False
                 here().stepped()
+        if self._profiler is not None:
+            self._profiler.stepped()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -662,6 +674,10 @@ class Synchronizer:
             self.journal.record("error", rank=self.worker.rank, message=text)
             self.journal.flush()
             self.worker.epoch.close()
+
+    def backward_begins(self) -> None:
+        if self._profiler is not None:
+            self._profiler.backward_begun()
 
     def backward_returned(self, roots: Any) -> None:
         self._telemetry.backward(roots)

@@ -150,9 +150,9 @@ class Epoch:
         work.wait()
         return [float(row.view(torch.float64)) for row in rows]
 
-    def _echo(self, shift: int) -> float:
-        """This member's part of a probe: seconds until its message is back."""
-        mine, others, back = torch.empty(3, PROBE, dtype=torch.uint8)
+    def _echo(self, shift: int, size: int = PROBE) -> float:
+        """This member's part of a probe: seconds until its message of `size` bytes is back."""
+        mine, others, back = torch.empty(3, size, dtype=torch.uint8)
         after, before = (self.index + shift) % self.size, (self.index - shift) % self.size
         there, again = 2 * shift, 2 * shift + 1  # tags
 

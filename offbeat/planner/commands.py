@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.options import Rest, Wire, refuse, split_plans, units
+from offbeat.options import Quiet, Rest, Script, Wire, Workers, refuse, split_plans, units
 
 if TYPE_CHECKING:
+    from offbeat.cluster.spec import LaunchSpec
     from offbeat.planner.choice import Question, Size
     from offbeat.virtual.cluster import Cluster
 
 SIZES = "2,4,8,16,32"
+LEAST = 10
+"""Steps of a profile."""
 
 
 def plan(
@@ -107,6 +110,118 @@ def plan(
     _print(answers, title, notes)
     if plot is not None:
         typer.echo(f"picture: {plot}")
+
+
+def profile(
+    script: Script,
+    args: Rest = None,
+    workers: Workers = 1,
+    steps: Annotated[int, typer.Option("--steps", help="Units that each worker computes alone.")] = 50,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write it.")] = Path("profile.toml"),
+    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT: node 0's address and a free port there.")
+    ] = None,
+    wire: Wire = None,
+    shards: Annotated[
+        bool, typer.Option("--shards/--no-shards", help="Measure pushes and pulls of asp and ssp.")
+    ] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Measures a script on the machines at hand, and writes profile.toml.
+
+    offbeat profile train.py -n 4
+
+    offbeat profile train.py -n 2 --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500
+
+    The script's workers compute a few units alone, then exchange messages, all-reduces and pushes, and end
+    there, in less than a minute for most models. The file describes the cluster for `offbeat plan`, for
+    `offbeat run --virtual`, and for `offbeat run --profile`. With several hosts node 0 writes it.
+    """
+    import tempfile
+
+    from offbeat.cluster.spec import LaunchError, LaunchSpec
+    from offbeat.planner.known import environment
+    from offbeat.virtual.cluster import read
+
+    try:
+        if steps < LEAST:
+            raise ValueError(f"--steps {steps}: at least {LEAST}, the first of which don't count")
+        asked = environment(out, steps, workers * nnodes, shards)
+        with tempfile.TemporaryDirectory(prefix="offbeat-profile-") as place:
+            spec = LaunchSpec(
+                script=script,
+                args=tuple(args or ()),
+                workers=workers,
+                nnodes=nnodes,
+                node_rank=node_rank,
+                endpoint=rdzv_endpoint,
+                out=str(Path(place) / "run"),
+                plan=asked.pop("OFFBEAT_PLAN"),
+                total=int(asked.pop("OFFBEAT_TOTAL")),
+                wire=wire,
+                show="none",
+            )
+            before = out.stat().st_mtime_ns if out.exists() else None
+            code = _measure(spec, asked, quiet)
+        if code:
+            raise typer.Exit(code)
+        if node_rank:
+            return
+        if not out.exists() or out.stat().st_mtime_ns == before:
+            raise ValueError(f"{script} ended before it had done {steps} steps: give fewer --steps")
+        found = read(out)
+    except (LaunchError, ValueError, OSError) as error:
+        refuse(str(error))
+    if not quiet:
+        _tell(found, out)
+
+
+def _measure(spec: LaunchSpec, asked: dict[str, str], quiet: bool) -> int:
+    """Runs the script's workers to their end. Returns the exit code."""
+    import os
+    import time
+
+    os.environ.update(asked)  # the workers inherit it
+    from offbeat.cluster.launcher import Launcher
+
+    with Launcher(spec) as launcher:
+        launcher.start()
+        while (outcome := launcher.poll()) is None:
+            time.sleep(0.05)
+    for name in asked:
+        del os.environ[name]
+    if outcome.message is not None:
+        for line in outcome.detail:
+            typer.echo(f"  | {line}", err=True)
+        typer.echo(f"offbeat: {outcome.message}", err=True)
+    return outcome.code
+
+
+def _tell(found: Cluster, out: Path) -> None:
+    """The main figures, and what next."""
+    from offbeat.virtual.show import rate, time
+
+    profile, group = found.profile, found.groups[0]
+    assert profile is not None
+    typer.echo(
+        f"a unit takes {time(group.compute.unit)} (backward {100 * found.backward:.0f}%), an optimizer's "
+        f"step {time(group.compute.update)}; each worker's median: {', '.join(map(time, profile.units))}"
+    )
+    if found.size != 1:
+        several = (group.per_host or 1) < (found.size or 1)
+        link = group.link if several else found.host
+        typer.echo(
+            f"links {'between hosts' if several else 'within the host'}: {rate(link.rate)}, "
+            f"{time(link.latency)} one way; beside them an all-reduce takes {time(found.allreduce.overhead)}"
+        )
+    if profile.push is not None and profile.pull is not None:
+        typer.echo(f"a push takes {time(profile.push)}, its pull {time(profile.pull)}")
+    if profile.flop:
+        reached = f", {100 * profile.efficiency:.0f}% of its peak" if profile.efficiency else ""
+        typer.echo(f"{profile.flop / 1e9:.4g} GFLOP a sample on {profile.device}{reached}")
+    typer.echo(f"wrote {out}: offbeat plan SCRIPT --cluster {out}")
 
 
 class _Asked:

@@ -189,13 +189,13 @@ class VirtualEpoch(Epoch):
         self.site.launch(one, passed)
         return VirtualWork(self, one, name)
 
-    def _echo(self, shift: int) -> float:
+    def _echo(self, shift: int, size: int = PROBE) -> float:
         other, costs, begun = (
             self.members[(self.index + shift) % self.size],
             self.site.engine.costs,
             self.site.now(),
         )
-        seconds = sum(costs.message(PROBE, *way, begun) for way in ((self.rank, other), (other, self.rank)))
+        seconds = sum(costs.message(size, *way, begun) for way in ((self.rank, other), (other, self.rank)))
         self.site.sleep_until(begun + seconds)
         return seconds
 
