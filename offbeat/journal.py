@@ -26,6 +26,8 @@ straggler   rank, action (flagged or cleared), protocol, units, rule, limit, spe
 curvature   units, progress, curvature (of the mean loss, at its steepest), step (BSP's learning rate): a look
 of
             the plan auto (`offbeat.policies.auto`)
+delay       delay, period, before (the delay until then), t_c, t_p (seconds of an average and of a local
+            step), units, reason: what dasgd(auto) has chosen, and by which figures
 recovery    units, ms, epoch: members have died, the others went on; again: the units that are dealt again;
             partly: of them, those whose update a part of the shards has (none on one host); missing: how many
             updates the parameters lack at most that a dead host's shards had (only when a host is lost)

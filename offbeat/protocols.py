@@ -22,6 +22,7 @@ Program = Generator[Handle, None, None]
 
 MERGES = ("mix", "delta")
 RATES = ("plain", "staleness")
+AUTO = "auto"
 
 
 class Protocol(ABC):
@@ -105,19 +106,24 @@ class DaSGD(Protocol):
         merge="delta":             x ← x + (1 − ξ)·(mean − x̃)    keeps the d steps taken meanwhile whole
 
     The paper chooses the smallest d with t_c < d·t_p (one average takes less time than d steps), and
-    τ = d + 1. `delay=0, keep=0` is LocalSGD.
+    τ = d + 1. `period="auto"` does so while the job runs, from what the members measure (`Worker.hiding`),
+    and chooses anew when that has changed. `delay=0, keep=0` is LocalSGD.
     """
 
     word: ClassVar[str] = "dasgd"
-    period: int = 2
+    period: int | str = 2
     delay: int = 1
     keep: float = 0.25
     merge: str = "mix"
 
     def __post_init__(self) -> None:
-        _whole("dasgd", "period", self.period, 1)
+        if self.period == AUTO:
+            if self.delay != DaSGD.delay:
+                raise ValueError(f"dasgd(auto) chooses the delay, too: leave out delay={self.delay!r}")
+        else:
+            _whole("dasgd", "period", self.period, 1, ", or auto")
         _whole("dasgd", "delay", self.delay, 0)
-        if self.delay >= self.period:
+        if isinstance(self.period, int) and self.delay >= self.period:
             raise ValueError(
                 f"dasgd needs 0 <= delay < period, so that one average lands before the next starts; "
                 f"got delay={self.delay}, period={self.period}"
@@ -128,14 +134,19 @@ class DaSGD(Protocol):
         if self.merge not in MERGES:
             raise ValueError(f"dasgd knows merge=mix and merge=delta; got merge={self.merge}")
 
+    def timing(self, hiding: int) -> tuple[int, int]:
+        """Period and delay, where `hiding` steps hide an average."""
+        return (self.period, self.delay) if isinstance(self.period, int) else (hiding + 1, hiding)
+
     def run(self, w: Worker) -> Program:
         merge = w.mix if self.merge == "mix" else w.shift
         mean: Handle | None = None
         while w.running:
             yield w.gradient()
             w.step()
-            if w.clock % self.period == 0:
-                mean, due = w.average(snapshot=self.merge == "delta"), w.clock + self.delay
+            period, delay = self.timing(w.hiding)
+            if mean is None and w.clock % period == 0:
+                mean, due = w.average(snapshot=self.merge == "delta"), w.clock + delay
             if mean and w.clock == due:
                 yield mean
                 merge(mean, self.keep)
@@ -243,6 +254,11 @@ class Switch(Protocol):
                 break
             yield w.settle(then=self)
         yield from self.then.run(w)
+
+
+def is_auto(protocol: Protocol) -> bool:
+    """Whether it goes by `Worker.hiding`."""
+    return isinstance(protocol, DaSGD) and protocol.period == AUTO
 
 
 def _whole(word: str, name: str, value: object, least: int, other: str = "") -> None:

@@ -86,6 +86,12 @@ class Worker(ABC):
         flagged when shards took charge, under shards, all until nobody is slow any more."""
         return frozenset()
 
+    @property
+    def hiding(self) -> int:
+        """How many steps hide an average, as the members have measured it (1 before they have): the same on
+        all members at equal clocks. It changes when an average lands."""
+        return 1
+
     def served(self, protocol: Protocol, at: float | int) -> bool:
         """Whether `at` (a share of the job, or units) has been done under `protocol`, whatever was done
         under others in between."""
@@ -203,6 +209,7 @@ class While(Worker):
 
     def look(self) -> Handle:
         return self._worker.look()
+    hiding = property(lambda self: self._worker.hiding)
 
     def served(self, protocol: Protocol, at: float | int) -> bool:
         return self._worker.served(protocol, at)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offbeat.cluster.epoch import Epoch
 from offbeat.cluster.flat import Layout, copy
+from offbeat.site import now
 from offbeat.worker import Handle
 
 
@@ -35,9 +36,10 @@ class Averager:
             self.reference = self.reference or self.layout.empty()
             copy(self.layout.views(self.reference), self.tensors())
 
-    def start(self, epoch: Epoch, snapshot: bool) -> Mean:
-        """Starts the average of a snapshot of the tensors over the epoch's members."""
-        return Mean(self, epoch, snapshot)
+    def start(self, epoch: Epoch, snapshot: bool, timed: bool = False) -> Mean:
+        """Starts the average of a snapshot of the tensors over the epoch's members. timed: how long it takes
+        is to be known."""
+        return Mean(self, epoch, snapshot, timed)
 
     def release(self) -> None:
         """Gives the buffers' memory back."""
@@ -53,7 +55,7 @@ class Averager:
 class Mean(Handle):
     """An average under way. After `wait`, `mix` or `shift` merges it, once."""
 
-    def __init__(self, averager: Averager, epoch: Epoch, snapshot: bool):
+    def __init__(self, averager: Averager, epoch: Epoch, snapshot: bool, timed: bool = False):
         self._averager, self._size = averager, epoch.size
         self._sum = averager.take()
         views = averager.layout.views(self._sum)
@@ -69,7 +71,23 @@ class Mean(Handle):
             self._sent = averager.take()
             for sent, buffer in zip(self._sent, self._sum, strict=True):
                 sent.copy_(buffer)
+        self._begun = now()
         self._works = [epoch.sum(buffer, "averages") for buffer in self._sum]
+        if timed:
+            for work in self._works:
+                work.note_end()
+
+    @property
+    def took(self) -> float:
+        """Seconds of the exchange, once it was waited for, where it was `timed`."""
+        moment = now()
+        ends = [moment if work.ended is None else work.ended for work in self._works]
+        return max(max(ends) - self._begun, 0.0)
+
+    def look(self) -> None:
+        """Another step has been taken."""
+        for work in self._works:
+            work.look()
 
     def wait(self) -> None:
         for work in self._works:

@@ -59,7 +59,7 @@ COMMITS = (Event.REDUCE, Event.AVERAGE, Event.SETTLE, Event.IDLE)
 NEWS = 1 << 32
 """In a packed word's event: a newcomer waits."""
 
-_FIELDS = struct.Struct("<qqqqdqqQQ")
+_FIELDS = struct.Struct("<qqqqdqqQQQQ")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Word:
     GradScaler's (0 without one); mark: a check value that has to be the same on all (what it checks
     depends on the event); flag: the event's own; unused: bit i is set when its parameter i has no
     gradient; used: the marks (`offbeat.ledger`) of the units that `units` counts; lent: the mark of the unit
-    whose gradient is reduced; news: a newcomer waits to be let in.
+    whose gradient is reduced; took, step: microseconds of its last average, and of a local step
+    since; news: a newcomer waits to be let in.
     """
 
     event: Event
@@ -83,6 +84,8 @@ class Word:
     unused: int = 0
     used: int = 0
     lent: int = 0
+    took: int = 0
+    step: int = 0
     news: bool = False
 
     @property
@@ -97,15 +100,17 @@ class Word:
     def to_bytes(self, parameters: int) -> bytes:
         event = self.event | NEWS if self.news else self.event
         counts = (event, self.clock, self.units, self.mark)
-        fields = (*counts, self.scale, self.growth, self.flag, self.used, self.lent)
+        fields = (*counts, self.scale, self.growth, self.flag, self.used, self.lent, self.took, self.step)
         return _FIELDS.pack(*fields) + self.unused.to_bytes((parameters + 7) // 8, "little")
 
     @classmethod
     def from_bytes(cls, row: bytes) -> Word:
-        event, clock, units, mark, scale, growth, flag, used, lent = _FIELDS.unpack_from(row)
+        event, clock, units, mark, scale, growth, flag, used, lent, took, step = _FIELDS.unpack_from(row)
         unused = int.from_bytes(row[_FIELDS.size :], "little")
         news, event = bool(event & NEWS), event & ~NEWS
-        return cls(Event(event), clock, units, mark, scale, growth, flag, unused, used, lent, news)
+        return cls(
+            Event(event), clock, units, mark, scale, growth, flag, unused, used, lent, took, step, news
+        )
 
 
 class Exchange:

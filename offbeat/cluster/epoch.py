@@ -44,6 +44,24 @@ class Work:
 
     def __init__(self, epoch: Epoch, work: Any, name: str):
         self._epoch, self._work, self._name = epoch, work, name
+        self.ended: float | None = None  # when it was over, if somebody has asked
+
+    def note_end(self) -> None:
+        """`ended` is to be known."""
+        if self._work is None:
+            self.ended = now()
+        elif not self._epoch.signals:
+            self.look()
+        else:
+            self._work.get_future().add_done_callback(self._end)
+
+    def _end(self, future: Any) -> None:
+        self.ended = now()
+
+    def look(self) -> None:
+        """Where a collective's end isn't told, it is as late as somebody has looked."""
+        if self.ended is None and (self._work is None or self._work.is_completed()):
+            self.ended = now()
 
     def wait(self) -> None:
         if self._work is None:
@@ -97,6 +115,11 @@ class Epoch:
             except RuntimeError as error:
                 raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
         self._sockets = _sockets() - before
+
+    @property
+    def signals(self) -> bool:
+        """Whether an average's end is told at once (NCCL tells when it was enqueued)."""
+        return not self._groups or not self._mixed("averages")
 
     def _of(self, group: str, tensor: torch.Tensor) -> Any:
         """NCCL moves nothing that lies in the CPU's memory: the control group does."""

@@ -16,6 +16,7 @@ from offbeat.cluster.epoch import Epoch
 from offbeat.cluster.flat import Layout, copy
 from offbeat.cluster.look import Curvature
 from offbeat.cluster.members import Members
+from offbeat.cluster.pacing import Pacing
 from offbeat.cluster.reducer import Reducer
 from offbeat.cluster.roll import Roll
 from offbeat.cluster.state import State, check, collect, union
@@ -47,6 +48,7 @@ class Landing(Handle):
             self.mean.wait()
             self._worker.take_scale(words)
             self._worker.watch.exchanged(exchange, words)
+            self._worker.pacing.landed(words, self.mean)
             self._worker.team.regroup()
 
     def take(self) -> Mean | None:
@@ -124,7 +126,7 @@ class ReplicaWorker(Worker):
         self.keeps_ledger = False  # whether all batches are dealt units
         self._under: dict[str, int] = {}  # units done under each protocol, up to `_entered_at`
         self._entered_at = 0
-        self.watch = Watch(self)
+        self.pacing, self.watch = Pacing(self), Watch(self)
         self._asked = now()  # when the protocol last asked whether to go on: a drain's begin
         self._drain_met = self._settle_met = 0.0  # seconds of it in which the others were not there yet
         self.reducer = Reducer(state.parameters, state.names, wire)
@@ -178,6 +180,10 @@ class ReplicaWorker(Worker):
     @property
     def stragglers(self) -> frozenset[int]:
         return self.watch.stragglers
+
+    @property
+    def hiding(self) -> int:
+        return self.pacing.auto.delay
 
     def served(self, protocol: Protocol, at: float | int) -> bool:
         units = self._under.get(str(protocol), 0)
@@ -261,6 +267,7 @@ class ReplicaWorker(Worker):
         self._own = self._own or not self._mean
         self._settled = None
         self.schedules.move(self.units, self.whole())
+        self.pacing.stepped()
         self.after_step()
 
     def _take_lent(self) -> int:
@@ -289,8 +296,10 @@ class ReplicaWorker(Worker):
         self._landing = Landing(self)
         if self.team.alone:  # nobody to average with: plain PyTorch
             return self._landing
-        exchange = self._exchange(Event.AVERAGE)
-        self._landing = Landing(self, self.averager.start(self.epoch, snapshot), exchange)
+        exchange = self._exchange(Event.AVERAGE, **self.pacing.own())
+        mean = self.averager.start(self.epoch, snapshot, self.pacing.timed)
+        self.pacing.started(mean)
+        self._landing = Landing(self, mean, exchange)
         return self._landing
 
     def mix(self, mean: Handle, keep: float) -> None:
@@ -440,6 +449,7 @@ class ReplicaWorker(Worker):
         before, self.protocol = self.protocol, protocol
         self._under, self._entered_at = self._units_under(before), self.units
         self.watch.begin()
+        self.pacing.begin()
         if isinstance(protocol, BSP):
             self._bsp_left = None
         elif isinstance(before, BSP) and begun is not None:
@@ -513,6 +523,7 @@ class ReplicaWorker(Worker):
             "redeal": [list(pair) for pair in self.redeal.items()],
             "looks": self.looks,
             "safe_from": self.safe_from,
+            "hiding": self.pacing.state(),
         }
 
     def set_position(self, position: dict[str, Any]) -> None:
@@ -520,6 +531,7 @@ class ReplicaWorker(Worker):
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
         self.redeal = dict(position.get("redeal", []))
         self.looks, self.safe_from = list(position.get("looks", [])), position.get("safe_from")
+        self.pacing.take(position.get("hiding", [1, 0]))
         self._under, self._entered_at = dict(position.get("under", {})), self.units
 
     def summary(self) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class Watch:
         """Seconds that this worker did not wait."""
         return self._worker.meter.seconds - self._worker.meter.wait_s
 
+    @property
+    def worked(self) -> float:
+        """Seconds that this worker has spent on its steps."""
+        return self._spent() - self._aside
+
     # On replicas
 
     def own_time(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from offbeat.planner.rule import delay, exposed, period
 
@@ -48,6 +49,17 @@ class Choice:
         if HEADROOM * self.t_c >= self.delay * self.t_p:
             return f"{figures}: more than {self.delay} steps, the longest delay that is chosen, can hide"
         return f"{figures}: {self.delay} of them hide it"
+
+    def record(self) -> dict[str, Any]:
+        """The journal's."""
+        return {
+            "delay": self.delay,
+            "period": self.period,
+            "before": self.before,
+            "t_c": round(self.t_c, 6),
+            "t_p": round(self.t_p, 6),
+            "reason": self.reason,
+        }
 
 
 class Auto:

@@ -23,6 +23,7 @@ import numpy
 from offbeat.plan import phases
 from offbeat.planner import followed, recurrence
 from offbeat.planner.asynchronous import LIGHT, Queues
+from offbeat.planner.auto import first
 from offbeat.planner.spread import mean_of_slowest, slowest
 from offbeat.planner.workers import Workers, states
 from offbeat.protocols import BSP, DaSGD, LocalSGD, Protocol
@@ -165,7 +166,7 @@ class State:
         if isinstance(protocol, BSP):
             return self._bsp()
         if isinstance(protocol, DaSGD):
-            period, delay = protocol.period, protocol.delay
+            period, delay = protocol.timing(self._hidden)
             return self._local(period, delay)
         if isinstance(protocol, LocalSGD):
             return self._local(protocol.period, 0)
@@ -245,8 +246,6 @@ class State:
 
     @cached_property
     def _hidden(self) -> int:
-        from offbeat.planner.auto import first
-
         kinds = self.workers.kinds
         return first(self.averaging, max(kind.mean + kind.update for kind in kinds))
 

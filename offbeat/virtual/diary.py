@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import offbeat
 from offbeat.journal import GATHER, SAMPLE
+from offbeat.planner.auto import Choice
 
 if TYPE_CHECKING:
     from offbeat.virtual.light import LightWorker
@@ -92,6 +93,10 @@ class Diary:
         if staleness is not None:
             fields["staleness"] = staleness
         self._job.clock.at(worker.now, partial(self.record, "step", **fields))
+
+    def delay(self, choice: Choice) -> None:
+        """`dasgd(auto)` has chosen."""
+        self.record("delay", **choice.record(), units=self._job.workers[0].units)
 
     def phase(self, switch: Mapping[str, Any] | None) -> None:
         """A protocol has taken charge; `switch`: what went before it, and what that cost."""

@@ -80,7 +80,7 @@ class LightWorker(Worker):
 
     __slots__ = (
         *("rank", "members", "clock", "units", "total", "now", "busy", "skipped", "due", "update"),
-        *("resume", "program", "over", "then", "asked", "met", "met_at", "averages"),
+        *("resume", "program", "over", "then", "asked", "met", "met_at", "averages", "delay"),
         *("shards", "unheld", "after", "applies", "landed", "pulled", "read", "held"),
         *("begun", "bound_waits", "bound_wait"),
         *("_job", "_computing", "_reduction"),
@@ -104,6 +104,7 @@ class LightWorker(Worker):
         self.asked = 0.0  # when the protocol last asked whether to go on: a drain's begin
         self.met, self.met_at = 0.0, -1.0  # seconds of the last landing without all others, and its begin
         self.averages = 0  # begun so far
+        self.delay = 1  # that was chosen
         self._computing: Later = job.computing
         self._reduction: Later = job.reduction if len(job.members) > 1 else job.computing
         # Under shards: see `asynchronous.py`.
@@ -123,6 +124,10 @@ class LightWorker(Worker):
     @property
     def progress(self) -> float:
         return self.units / self.total
+
+    @property
+    def hiding(self) -> int:
+        return self.delay
 
     @property
     def running(self) -> bool:

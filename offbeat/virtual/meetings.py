@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from offbeat.planner.auto import Auto
+from offbeat.protocols import is_auto
 from offbeat.virtual.light import Later, LightWorker
 
 if TYPE_CHECKING:
@@ -75,12 +77,13 @@ class Reduction(Later):
 class Average(Later):
     """One average of the members' parameters and buffers."""
 
-    __slots__ = ("done", "last", "missing", "told", "waiting")
+    __slots__ = ("delay", "done", "last", "missing", "told", "waiting")
 
     def __init__(self, members: int):
         self.missing = members  # that have not begun it
         self.last = 0.0  # when the last one did
         self.told = self.done = -1.0  # when the words were there, and when it landed
+        self.delay = 1  # that holds from then on
         self.waiting: list[LightWorker] = []
 
     def later(self, worker: LightWorker) -> bool:
@@ -91,6 +94,7 @@ class Average(Later):
         return False
 
     def _land(self, worker: LightWorker) -> None:
+        worker.delay = self.delay
         wait = self.done - worker.now
         if wait > 0:
             worker.met_at, worker.met = worker.now, min(max(self.told - worker.now, 0.0), wait)
@@ -106,11 +110,13 @@ class Average(Later):
 class Averages:
     """The averages under way: one after the other, and beside all else."""
 
-    __slots__ = ("_free", "_job", "_size", "open")
+    __slots__ = ("_auto", "_free", "_job", "_last", "_size", "_steps", "open")
 
     def __init__(self, job: Simulation, size: float):
         self._job, self._size = job, size
         self._free = 0.0  # when the last one has landed
+        self._auto, self._last = Auto(), 0.0
+        self._steps: list[tuple[int, float]] = []  # of each worker, its clock and what it has computed
         self.open: dict[int, Average] = {}  # not begun by all yet; by number
 
     def join(self, worker: LightWorker) -> Average:
@@ -132,8 +138,22 @@ class Averages:
         average.told = average.last + job.words(average.last)
         self._free = begun + job.costs.allreduce(self._size, job.members, begun)
         average.done = max(self._free, average.told)
+        if is_auto(job.protocol):
+            self._choose(self._free - begun)
+        average.delay = self._auto.delay
         if average.waiting:
             job.clock.at(average.done, average.release)
+
+    def _choose(self, took: float) -> None:
+        """As `offbeat.cluster.pacing` does: by what the average before took, and steps since then."""
+        before, self._steps = self._steps, [(worker.clock, worker.busy) for worker in self._job.workers]
+        t_c, self._last = self._last, took
+        if not before or not t_c:
+            return
+        pairs = zip(before, self._steps, strict=True)
+        t_p = max((busy - b) / max(clock - c, 1) for (c, b), (clock, busy) in pairs)
+        if choice := self._auto.measured(t_c, t_p):
+            self._job.diary.delay(choice)
 
 
 class Settlement(Later):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Collective:
     """One collective of a group: what each member gave, by its index among the members."""
 
-    __slots__ = ("done", "given", "group", "here", "kind", "root", "waiting")
+    __slots__ = ("done", "ended", "given", "group", "here", "kind", "root", "waiting")
 
     def __init__(self, group: Group, kind: str):
         self.group, self.kind = group, kind
@@ -31,6 +31,7 @@ class Collective:
         self.here = 0  # members that have come
         self.root = 0
         self.done = False
+        self.ended = 0.0  # when it will be over, once it has begun
         self.waiting: list[VirtualSite] = []
 
     def arrive(self) -> None:
@@ -103,6 +104,7 @@ class Group:
         costs = room.engine.costs
         of = {"sum": costs.allreduce, "broadcast": costs.broadcast, "gather": costs.gather}[one.kind]
         self.free = begun + of(size, room.members, begun)
+        one.ended = self.free
         events.at(self.free, one.finish)
 
 
@@ -132,6 +134,12 @@ class VirtualWork(Work):
         super().__init__(epoch, None, name)
         self._at, self._one = epoch, one
 
+    def note_end(self) -> None:
+        return
+
+    def look(self) -> None:
+        return
+
     def wait(self) -> None:
         one, epoch = self._one, self._at
         if not one.done and not epoch.room.closed:
@@ -139,6 +147,7 @@ class VirtualWork(Work):
             epoch.room.under_way.add(one)
             epoch.site.suspend(lambda: _waits(self._name, one))
             epoch.room.under_way.discard(one)
+        self.ended = one.ended
         if not one.done:
             raise PeerLost(f"a worker went away during {self._name} (members {list(epoch.members)})")
 

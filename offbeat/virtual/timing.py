@@ -24,7 +24,7 @@ from offbeat.virtual.light import Computing, LightWorker
 from offbeat.virtual.meetings import Averages, Reduction, Settlement
 from offbeat.virtual.model import Model as Model
 
-WORD = 72
+WORD = 88
 """Bytes of a word of `offbeat.cluster.control`, without its bit for each parameter."""
 ROW = 512
 """Bytes that a member tells the others at the end of a phase on shards, about."""
