@@ -181,6 +181,7 @@ def methods(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], Non
         "dasgd(period=2,delay=1)": ours("dasgd"),
         "dasgd(period=4,delay=2)": ours("dasgd(period=4,delay=2)"),
         f"{chosen}, by the formula": ours(chosen),
+        "dasgd(auto)": ours("dasgd(auto)"),
         "bsp, bf16 wire": ours("bsp", "bf16"),
         "dasgd(period=4,delay=2), bf16 wire": ours("dasgd(period=4,delay=2)", "bf16"),
     }

@@ -117,7 +117,7 @@ def test_a_slow_link_is_hidden() -> None:
     (choice,) = notes.of("delay")
     assert (choice["delay"], choice["before"]) == (first(Forms(found, SMALL).averaging, 0.102), 1)
     seconds = simulate(DaSGD("auto"), 4 * 400, Costs(found, 0), SMALL).seconds
-    assert seconds / 400 < 0.102 * 1.03
+    assert seconds / 400 < 0.102 * 1.05  # the first averages, and the end's settle, are not hidden
     assert Forms(found, SMALL).of(DaSGD("auto")).seconds == pytest.approx(0.102)
     by_hand = simulate(LocalSGD(5), 4 * 400, Costs(found, 0), SMALL).seconds
     assert seconds < 0.7 * by_hand
@@ -142,9 +142,9 @@ def test_a_link_that_changes_for_good_is_followed() -> None:
 TRAIN = """
 import sys, time, torch, offbeat
 offbeat.init(seed=0)
-torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(20, 500), torch.nn.Linear(500, 1))
-sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.01), "dasgd(auto)", total=int(sys.argv[1]))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+sync = offbeat.Synchronizer(model, optimizer, "dasgd(auto)", total=int(sys.argv[1]))
 for x, y in sync.batches((torch.randn(512, 20), torch.randn(512, 1)), batch_size=8):
     torch.nn.functional.mse_loss(model(x), y).backward()
     time.sleep(0.004)
@@ -169,27 +169,15 @@ def ends(out: str) -> set[str]:
 def test_virtual_workers_choose_together() -> None:
     Path("c.toml").write_text(
         '[compute]\nunit = "100 ms"\n[link]\nrate = "2 Mbit/s"\n'
-        '[[stragglers]]\nworker = 2\nat = 40\nseconds = "inf"\nlatency = "0.3 s"\n'
+        '[[stragglers]]\nworker = 2\nat = 12\nseconds = "inf"\nlatency = "0.3 s"\n'
     )
-    words = (
-        "run",
-        "--virtual",
-        3,
-        "--cluster",
-        "c.toml",
-        "--out",
-        "out",
-        "--all-output",
-        "train.py",
-        2400,
-        "save",
-    )
-    code, out, err = Command(*words).end()
+    words = ("run", "--virtual", 3, "--cluster", "c.toml", "--out", "out", "--all-output")
+    code, out, err = Command(*words, "train.py", 720, "save").end()
     assert code == 0, err
     rows = [row for row in read("out") if row["type"] == "delay"]
     assert [row["before"] for row in rows] == [1, rows[0]["delay"]]
     assert 1 < rows[0]["delay"] < rows[1]["delay"]
-    assert rows[1]["t"] > 40
+    assert rows[1]["t"] > 12
     assert len(ends(out)) == 1
     assert Path("checkpoint.pt").exists()
 
