@@ -17,6 +17,7 @@ from offbeat.options import (
     AllOutput,
     ClusterFile,
     OnDiverge,
+    ProfileFile,
     Quiet,
     Rest,
     Script,
@@ -37,7 +38,7 @@ from offbeat.options import (
     units,
 )
 from offbeat.plan import PlanError
-from offbeat.planner.commands import plan, profile
+from offbeat.planner import commands as planner
 from offbeat.runs import audit, ctl
 from offbeat.search.commands import RECURRING, JobName, Recurring, StoreOption, jobs, search
 from offbeat.virtual.commands import app as cluster_app
@@ -63,6 +64,8 @@ app.command(cls=ScriptCommand)(search)
 app.command()(jobs)
 app.command(cls=ScriptCommand)(plan)
 app.command(cls=ScriptCommand)(profile)
+app.command(cls=ScriptCommand)(planner.plan)
+app.command(cls=ScriptCommand)(planner.profile)
 
 
 def main() -> None:
@@ -106,6 +109,7 @@ def run(
     wire: Wire = None,
     on_diverge: OnDiverge = None,
     stragglers: StragglersOption = None,
+    profile: ProfileFile = None,
     minimum: Annotated[
         int | None,
         typer.Option(
@@ -175,6 +179,7 @@ def run(
             wire=wire,
             on_diverge=on_diverge,
             stragglers=None if stragglers is None else policy_text(stragglers),
+            profile=profile,
             minimum=minimum,
             maximum=maximum,
             restarts=restarts,

@@ -28,6 +28,10 @@ of
             the plan auto (`offbeat.policies.auto`)
 delay       delay, period, before (the delay until then), t_c, t_p (seconds of an average and of a local
             step), units, reason: what dasgd(auto) has chosen, and by which figures
+forecast    protocol, members, units; what the run's profile predicts for an iteration (all workers together
+            do one unit each) and what it takes: predicted_ms, actual_ms, error (a share, above 0 where it
+            takes longer); own_ms (of a worker's own part); parts: the prediction's forward, backward, update,
+            exposed and waiting, in ms
 recovery    units, ms, epoch: members have died, the others went on; again: the units that are dealt again;
             partly: of them, those whose update a part of the shards has (none on one host); missing: how many
             updates the parameters lack at most that a dead host's shards had (only when a host is lost)

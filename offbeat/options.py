@@ -119,6 +119,12 @@ ClusterFile = Annotated[
     str | None,
     typer.Option("--cluster", help="The virtual cluster: a TOML file or a preset (see `offbeat cluster`)."),
 ]
+ProfileFile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", help="What `offbeat profile` has written: the journal tells how the run differs from it."
+    ),
+]
 TimingOnly = Annotated[
     bool, typer.Option("--timing-only", help="Virtual time without gradients, for clusters of any size.")
 ]

@@ -46,6 +46,7 @@ from offbeat.journal import Journal
 from offbeat.ledger import mark
 from offbeat.marks import Marks
 from offbeat.plan import check as plan_check
+from offbeat.planner.actual import Forecast, profile_of
 from offbeat.policies.detector import PERSISTENT
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import BSP, Protocol
@@ -54,6 +55,8 @@ from offbeat.resume import restore, row, save
 from offbeat.site import here
 from offbeat.stream import Stream, dealt, loaded
 from offbeat.telemetry import Telemetry
+from offbeat.virtual.cluster import Cluster
+from offbeat.virtual.model import model_of
 from offbeat.watchman import Watchman
 
 if TYPE_CHECKING:
@@ -165,7 +168,10 @@ class Synchronizer:
             "on_diverge": on_diverge,
             "stragglers": str(policy),
         }
+        self._profile: Cluster | None = None
         self._telemetry = Telemetry(self.worker, self._store, mine, self.journal)
+        if text := os.environ.get("OFFBEAT_PROFILE"):
+            self._profile = profile_of(text)
         self.worker.after_step = self._telemetry.step
         self.worker.on_ticket = self._prepare_batch
         self.worker.on_commit = self._marks.settled
@@ -531,6 +537,8 @@ class Synchronizer:
         plan_check(self.plan, total)
         here().begins(self, data=False)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings, **self._identity)
+        self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
+        self._expect()
         self.worker.watch.open(self.policy)
         if job.world_size() > 1:
             for message in traps(self.plan, self.worker.state.optimizers, begins=not self.units):
@@ -538,6 +546,16 @@ class Synchronizer:
         self._marks.begin(self.worker.units / total)
         self.worker.total = total
         self._mending(self._start)
+
+    def _expect(self) -> None:
+        """What the run's profile predicts will be compared with what happens."""
+        if self._profile is None or here().virtual or self.journal.path is None:
+            return
+        wire, model = 0.5 if self.settings["wire"] == "bf16" else 1.0, model_of(self.worker.state)
+        record = self.journal.record
+        self._telemetry.forecast = Forecast(
+            self._profile, model, wire, record, partial(self.warn, own=True), self.batch_size
+        )
 
     def _start(self) -> None:
         self.worker.prepare(self.plan)

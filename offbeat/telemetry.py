@@ -18,6 +18,7 @@ from offbeat.cluster.real import RealWorker
 from offbeat.cluster.state import collect
 from offbeat.job import Job
 from offbeat.journal import GATHER, SAMPLE, Journal
+from offbeat.planner.actual import Forecast, seen
 from offbeat.site import here, now
 
 
@@ -34,6 +35,7 @@ class Telemetry:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._gather_due = now() + GATHER if here().virtual else inf
+        self.forecast: Forecast | None = None  # what a profile predicted, on the journal's keeper
         if (store is not None or journal.path is not None) and not here().virtual:
             self._thread = threading.Thread(target=self._gather, name="offbeat-telemetry", daemon=True)
             self._thread.start()
@@ -145,6 +147,9 @@ class Telemetry:
             elif self._store.check([f"summary/{rank}"]):
                 rows.append(json.loads(self._store.get(f"summary/{rank}")))
         self._journal.record("workers", workers=rows)
+        if self.forecast is not None and self._worker.total is not None:
+            where = seen(now(), self._worker.units, rows)
+            self.forecast.look(self._worker.protocol, len(self._worker.members), where)
 
     def end(self) -> None:
         """The job is over on all workers: the final figures, by a last exchange."""
@@ -154,6 +159,8 @@ class Telemetry:
         spent = sum(row["busy_s"] + row["wait_s"] for row in rows)
         self._journal.record("workers", workers=rows)
         self._worker.account()
+        if self.forecast is not None:
+            self.forecast.end()
         self._journal.record(
             "end",
             seconds=round(seconds, 4),

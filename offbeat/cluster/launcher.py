@@ -305,6 +305,7 @@ class Launcher:
             "OFFBEAT_WIRE": spec.wire,
             "OFFBEAT_ON_DIVERGE": spec.on_diverge,
             "OFFBEAT_STRAGGLERS": spec.stragglers,
+            "OFFBEAT_PROFILE": spec.profile,
             "OFFBEAT_MIN": spec.minimum,
             "OFFBEAT_MAX": spec.maximum,
             "OFFBEAT_HEARTBEAT": None if spec.minimum is None else f"{spec.heartbeat:g}",

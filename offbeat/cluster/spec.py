@@ -40,6 +40,7 @@ class LaunchSpec:
     that has given no sign of life for three times `heartbeat` seconds is killed, and a host that hasn't for
     five is given up.
     With a `maximum` the same command, given again while the job runs, adds its workers to it, up to so many.
+    `profile` is a file that the run's times are held to.
     `out` is the run's directory, by default a new one under runs/; node 0's counts. Times are in seconds:
     `rdzv_timeout` for all hosts to come, `host_timeout` without a sign of life until a host counts as lost,
     `grace` between TERM and KILL. `virtual` workers run in one process and in virtual time, as `cluster` (a
@@ -61,6 +62,7 @@ class LaunchSpec:
     wire: str | None = None
     on_diverge: str | None = None
     stragglers: str | None = None
+    profile: str | None = None
     minimum: int | None = None
     maximum: int | None = None
     restarts: int = 3
@@ -113,6 +115,10 @@ class LaunchSpec:
         ):
             if not 0 < seconds < 1e7:  # the upper bound also keeps infinity out of C++ durations
                 raise LaunchError(f"{name} {seconds:g}: a positive number of seconds, below 10,000,000")
+        if self.profile is not None and not Path(self.profile).is_file():
+            raise LaunchError(
+                f"--profile {self.profile}: there is no such file; `offbeat profile {self.script}` makes one"
+            )
         script = Path(self.script)
         if script.is_dir():
             raise LaunchError(f"{self.script} is a directory, not a script")

@@ -241,6 +241,7 @@ class _Asked:
     ) -> tuple[Question, list[str]]:
         """What is to be planned, and how it is known."""
         from offbeat.planner.choice import Question
+        from offbeat.planner.workers import scaled
         from offbeat.virtual.model import Model
 
         notes: list[str] = []
@@ -258,7 +259,7 @@ class _Asked:
                 notes.append(job.problem)
             unit = batch if profile is None else profile.batch
             if unit != batch and unit is not None and batch is not None and self.device is None:
-                cluster = _scaled(cluster, batch / unit)
+                cluster = scaled(cluster, batch / unit)
                 notes.append(f"units were profiled with {unit} samples, and are taken to grow with them")
         elif cluster.model is None:
             raise ValueError(
@@ -268,7 +269,7 @@ class _Asked:
             assert cluster.model is not None
             model = Model.of(cluster.model)
         if self.batch is not None and batch is not None and self.device is None and self.batch != batch:
-            cluster = _scaled(cluster, self.batch / batch)
+            cluster = scaled(cluster, self.batch / batch)
             notes.append(
                 f"a unit of {self.batch} samples is taken to need {self.batch / batch:.3g} times as long"
             )
@@ -326,16 +327,6 @@ class _Asked:
 
 def _steady(kind: str) -> str:
     return "constant" if kind == "samples" else kind
-
-
-def _scaled(cluster: Cluster, factor: float) -> Cluster:
-    """Units that take `factor` times as long."""
-    groups = []
-    for g in cluster.groups:
-        c = g.compute
-        unit = replace(c, unit=c.unit * factor, samples=tuple(s * factor for s in c.samples))
-        groups.append(replace(g, compute=unit))
-    return replace(cluster, groups=tuple(groups))
 
 
 def _print(answers: list[Size], title: str, notes: list[str]) -> None:

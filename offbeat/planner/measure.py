@@ -25,7 +25,7 @@ from offbeat.planner import devices, writing
 from offbeat.planner.fit import Fit, Point
 from offbeat.planner.flops import Inputs, ModelCost
 from offbeat.site import now
-from offbeat.virtual.probe import model_of
+from offbeat.virtual.model import model_of
 
 if TYPE_CHECKING:
     from offbeat.sync import Synchronizer

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from offbeat.planner.flops import Inputs, ModelCost, count
 from offbeat.site import here, move_to
 from offbeat.virtual.ambient import Ambient
-from offbeat.virtual.model import Model
-from offbeat.virtual.probe import Found, ProbeSite, model_of
+from offbeat.virtual.model import Model, model_of
+from offbeat.virtual.probe import Found, ProbeSite
 from offbeat.virtual.script import Script
 
 if TYPE_CHECKING:

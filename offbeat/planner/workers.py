@@ -136,3 +136,13 @@ def left_out(cluster: Cluster) -> str:
 
 def _lasts(event: Straggler) -> bool:
     return event.every is None and event.seconds == inf
+
+
+def scaled(cluster: Cluster, factor: float) -> Cluster:
+    """The same with units that take `factor` times as long."""
+    groups = []
+    for group in cluster.groups:
+        its = group.compute
+        samples = tuple(seconds * factor for seconds in its.samples)
+        groups.append(replace(group, compute=replace(its, unit=its.unit * factor, samples=samples)))
+    return replace(cluster, groups=tuple(groups))

@@ -29,7 +29,8 @@ from offbeat.virtual.cluster import ClusterError, find
 from offbeat.virtual.cost import Costs
 from offbeat.virtual.engine import Ending, Engine
 from offbeat.virtual.footprint import Footprint, TooLarge
-from offbeat.virtual.probe import Found, ProbeSite, model_of
+from offbeat.virtual.model import model_of
+from offbeat.virtual.probe import Found, ProbeSite
 from offbeat.virtual.script import Script
 from offbeat.virtual.timing import Model, simulate
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from offbeat.cluster import sizes
 from offbeat.virtual.cluster import Shape
 from offbeat.virtual.cost import ready
+
+if TYPE_CHECKING:
+    from offbeat.cluster.state import State
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,15 @@ class Model:
             return ready(self.sizes, [len(bucket) for bucket in buckets])
         full = [max(self.passed[number] for number in bucket) for bucket in buckets]
         return list(accumulate(full, max))
+
+
+def model_of(state: State) -> Model:
+    """What a job trains, as far as time is concerned. Parameters of several kinds count as of the first's."""
+    from offbeat.virtual.footprint import size_of, state_size  # with torch
+
+    return Model(
+        sizes=tuple(p.numel() for p in state.parameters),
+        width=state.parameters[0].element_size(),
+        buffers=sum(b.numel() * b.element_size() for b in state.buffers(floating=True)),
+        state=state_size(state) / size_of(state),
+    )

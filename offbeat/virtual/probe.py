@@ -11,11 +11,8 @@ import torch
 from offbeat.cluster.epoch import Epoch
 from offbeat.job import Job, seed_of
 from offbeat.virtual.clock import Clock, ClockSite
-from offbeat.virtual.footprint import size_of, state_size
-from offbeat.virtual.timing import Model
 
 if TYPE_CHECKING:
-    from offbeat.cluster.state import State
     from offbeat.sync import Synchronizer
 
 
@@ -67,14 +64,3 @@ class ProbeSite(ClockSite):
 
     def computed(self) -> None:
         raise Found
-
-
-def model_of(state: State) -> Model:
-    """The model, as far as time is concerned. Parameters of several kinds count as of the first one's."""
-    width = state.parameters[0].element_size()
-    return Model(
-        sizes=tuple(p.numel() for p in state.parameters),
-        width=width,
-        buffers=sum(b.numel() * b.element_size() for b in state.buffers(floating=True)),
-        state=state_size(state) / size_of(state),
-    )
