@@ -1,0 +1,365 @@
+"""Predicted against measured: what a profile says of every protocol, and what real jobs do in the same
+emulated network.
+
+    python benchmarks/planner.py --hosts-tool PATH/hosts.py --json results.json
+    python benchmarks/planner.py --table results.json               the table of docs/planner.md
+
+One worker on each host. For every network and model the workers profile themselves, as `offbeat profile`
+does, and then train under one plan after the other; nothing else is known to the prediction. Units have a
+duration of their own (`--step`, lognormal with `--jitter`), in which they sleep between the parts of a short
+real backward: many workers share few cores here. Measured is the slope of units over time, the first
+`--warm` seconds left out.
+
+`--auto` measures dasgd(auto) instead: its share of the speed without communication, in turns with that; and
+what it chooses when the links change their rate while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from emulated import tool
+from fidelity import environment, units
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+PLANS = "bsp; local(4); dasgd(2,1); dasgd(4,2); asp"
+ALONE = "local(period=1000000000)"
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rates", nargs="+", default=["50mbit", "200mbit", "1gbit"])
+    parser.add_argument("--delays", nargs="+", default=["0", "10ms"], help="of each host's link")
+    parser.add_argument("--models", nargs="+", choices=("resnet8", "mlp"), default=["resnet8", "mlp"])
+    parser.add_argument("--plans", default=PLANS, help="separated by ';'")
+    parser.add_argument("--step", type=float, default=0.1, help="mean seconds of a unit")
+    parser.add_argument("--jitter", type=float, default=0.1, help="σ of a unit's logarithm")
+    parser.add_argument("--seconds", type=float, default=7.0, help="of a job that count")
+    parser.add_argument("--warm", type=float, default=1.5, help="seconds before them")
+    parser.add_argument("--profile", type=int, default=30, help="units that each worker profiles")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no network begins later")
+    parser.add_argument("--auto", action="store_true", help="measure dasgd(auto) instead")
+    parser.add_argument("--hosts-tool", help="the emulator's hosts.py", default=os.environ.get("HOSTS_TOOL"))
+    parser.add_argument("--out", default="runs/planner", help="folder for profiles")
+    parser.add_argument("--json", help="where to write the results")
+    parser.add_argument("--table", nargs="+", help="print the table of results that were written before")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# The workers
+
+
+def network(model: str) -> Any:
+    import torch
+    from models import resnet8
+    from torch import nn
+
+    torch.manual_seed(0)
+    if model == "resnet8":
+        return resnet8()
+    layers = [nn.Linear(3072, 2048), nn.ReLU(), nn.Linear(2048, 1750), nn.ReLU(), nn.Linear(1750, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)  # 9.9 M parameters
+
+
+def trained(args: argparse.Namespace, model: str, plan: str, total: int) -> tuple[Callable[[], None], Any]:
+    """A unit to compute, and what to step with."""
+    import torch
+
+    import offbeat
+
+    net = network(model)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    args.compute = "jitter"
+    unit, _ = units(net, args)
+    return unit, offbeat.Synchronizer(net, optimizer, plan=plan, total=total)
+
+
+def profiled(args: argparse.Namespace, model: str, path: Path) -> None:
+    """Profiles as `offbeat profile` does, and goes on."""
+    from offbeat.planner.known import environment as asked
+
+    world = int(os.environ["WORLD_SIZE"])
+    names = asked(path, args.profile, world)
+    os.environ.update(names)
+    try:
+        unit, sync = trained(args, model, "bsp", 1)
+        while True:
+            unit()
+            sync.step()
+    except SystemExit:
+        return
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+
+
+def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[tuple[float, int, int, int]]:
+    """Trains; of each step the seconds, the units done, the clock and the delay in force."""
+    unit, sync = trained(args, model, plan, total)
+    rows = []
+    with sync:
+        while not sync.done:
+            unit()
+            sync.step()
+            rows.append((time.perf_counter(), sync.units, sync.worker.clock, sync.worker.hiding))
+    return rows
+
+
+def speed(rows: Sequence[tuple[float, int, int, int]], period: int, warm: float) -> float:
+    """Units per second: the slope over steps at the same place of the plan's period."""
+    import numpy
+
+    groups: dict[int, list[tuple[float, int]]] = {}
+    for at, done, clock, _ in rows[:-1]:  # the last step waits for all to end
+        if at >= rows[0][0] + warm:
+            groups.setdefault(clock % period, []).append((at, done))
+    longest = max(groups.values(), key=lambda group: group[-1][0] - group[0][0])
+    return float(numpy.polyfit(*zip(*longest, strict=True), 1)[0])
+
+
+def work(args: argparse.Namespace) -> None:
+    """Does what the files "do-K" ask for, one after the other, and answers with "did-K"."""
+    import offbeat
+
+    offbeat.init(out=False)
+    out, number = Path(args.out), 0
+    while True:
+        order = out / f"do-{number}"
+        while not order.exists():
+            time.sleep(0.02)
+        asked = json.loads(order.read_text())
+        if not asked:
+            return
+        answer = answers(args, **asked)
+        if offbeat.rank() == 0:
+            put(out / f"did-{number}", answer)
+        number += 1
+
+
+def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: str) -> list[Any]:
+    if args.auto:
+        return list(in_turns(args, model, plans))
+    import offbeat
+    from offbeat.plan import parse
+    from offbeat.planner.forms import Forms
+    from offbeat.virtual.cluster import read
+    from offbeat.virtual.model import Model
+
+    path = Path(args.out) / f"{name}.toml"
+    profiled(args, model, path)
+    while not path.exists():
+        time.sleep(0.02)
+    cluster = read(path).sized(offbeat.world_size())
+    assert cluster.model is not None
+    forms, found = Forms(cluster, Model.of(cluster.model)), []
+    for plan in plans:
+        each = forms.of(parse(plan)).seconds
+        period = getattr(parse(plan), "period", 1)
+        steps = max(round((args.seconds + args.warm) / each), 2 * period + 6)
+        rows = ran(args, model, plan, steps * cluster.size)
+        warm = min(args.warm, (rows[-1][0] - rows[0][0]) / 4)
+        measured = cluster.size / speed(rows, period, warm)
+        found.append({"plan": plan, "predicted": each, "measured": measured, "steps": steps})
+    return found
+
+
+def in_turns(args: argparse.Namespace, model: str, plans: Sequence[str]) -> Iterator[Any]:
+    """Seconds of a step under each plan, and the delays that were in force."""
+    import offbeat
+
+    for plan in plans:
+        steps = round((args.seconds + args.warm) / args.step)
+        rows = ran(args, model, plan, steps * offbeat.world_size())
+        begun = rows[0][0]
+        delays = [(0.0, rows[0][3])]
+        for at, _, _, delay in rows:
+            if delay != delays[-1][1]:
+                delays.append((round(at - begun, 2), delay))
+        seconds = offbeat.world_size() / speed(rows, 1, args.warm)
+        yield {"plan": plan, "seconds": seconds, "delays": delays}
+
+
+# The one who asks
+
+
+def put(path: Path, content: Any) -> None:
+    """All at once."""
+    path.with_suffix(".new").write_text(json.dumps(content))
+    path.with_suffix(".new").rename(path)
+
+
+class Lab:
+    """Emulated hosts with a worker on each, that wait for what to do."""
+
+    def __init__(self, args: argparse.Namespace, lab: Any, out: Path):
+        self._out, self._number = out, 0
+        for old in [*out.glob("do-*"), *out.glob("did-*")]:
+            old.unlink()
+        words = [sys.executable, __file__, "--worker", "--out", str(out)]
+        for key in ("step", "jitter", "seconds", "warm", "profile"):
+            words += [f"--{key}", str(getattr(args, key))]
+        self._said = io.StringIO()
+        self._job = lab.start(words + ["--auto"] * args.auto, extra=environment(), out=self._said)
+
+    def ask(self, **order: Any) -> None:
+        put(self._out / f"do-{self._number}", order)
+
+    def answer(self) -> Any:
+        path = self._out / f"did-{self._number}"
+        while not path.exists():
+            if any(process.poll() is not None for process in self._job.processes.values()):
+                raise SystemExit(f"{self._said.getvalue()}a worker has ended")
+            time.sleep(0.05)
+        self._number += 1
+        return json.loads(path.read_text())
+
+    def close(self) -> None:
+        put(self._out / f"do-{self._number}", {})
+        self._job.wait(timeout=30)
+
+
+def cases(args: argparse.Namespace, rows: list[dict[str, Any]], save: Callable[[], None]) -> None:
+    plans, begun = [plan.strip() for plan in args.plans.split(";")], time.monotonic()
+    out = Path(args.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for hosts in args.hosts:
+        for delay in args.delays:
+            with tool(args.hosts_tool).Hosts(hosts, delay=delay, name="planner") as lab:
+                team = Lab(args, lab, out)
+                for model in args.models:
+                    for rate in args.rates:
+                        if time.monotonic() > begun + 60 * args.minutes:
+                            print("out of time")
+                            team.close()
+                            return
+                        for host in range(hosts):
+                            lab.set(host, rate=rate)
+                        name = f"{hosts}x{rate}-{delay}-{model}"
+                        team.ask(model=model, plans=plans, name=name)
+                        for one in team.answer():
+                            where = {"hosts": hosts, "rate": rate, "delay": delay, "model": model}
+                            rows.append({**where, **one, "error": one["measured"] / one["predicted"] - 1})
+                            tell(rows[-1])
+                        save()
+                team.close()
+
+
+def tell(row: dict[str, Any]) -> None:
+    print(
+        f"{row['hosts']} hosts {row['rate']:8} {row['delay']:5} {row['model']:8} {row['plan']:11} "
+        f"predicted {row['predicted'] * 1e3:8.1f} ms, measured {row['measured'] * 1e3:8.1f} ms "
+        f"{100 * row['error']:+6.1f}%",
+        flush=True,
+    )
+
+
+def automatic(args: argparse.Namespace, rows: list[dict[str, Any]], save: Callable[[], None]) -> None:
+    out = Path(args.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with tool(args.hosts_tool).Hosts(2, rate="50mbit", name="planner") as lab:
+        team = Lab(args, lab, out)
+        team.ask(model="resnet8", plans=[ALONE, "dasgd(auto)"] * 4, name="")
+        found = team.answer()
+        shares = [
+            none["seconds"] / auto["seconds"] for none, auto in zip(found[::2], found[1::2], strict=True)
+        ]
+        print(f"dasgd(auto) at 50 Mbit: {statistics.median(shares):.3f} of no communication, {shares}")
+        print("  seconds and delays:", [auto["delays"] for auto in found[1::2]])
+        rows += found
+        save()
+        for host in range(2):
+            lab.set(host, rate="1gbit")
+        team.ask(model="resnet8", plans=["dasgd(auto)"] * 1, name="")
+        time.sleep((args.seconds + args.warm) / 2)
+        for host in range(2):
+            lab.set(host, rate="25mbit")
+        found = team.answer()
+        print("1 Gbit, then 25 Mbit after half of the time: seconds and delays", found[0]["delays"])
+        rows += found
+        save()
+        team.close()
+
+
+# The table
+
+
+def table(paths: Sequence[str]) -> None:
+    """In Markdown, with the settings."""
+    files = [json.loads(Path(path).read_text()) for path in paths]
+    rows = [row for found in files for row in found["cases"]]
+    plans = list(dict.fromkeys(row["plan"] for row in rows))
+    print("| hosts | link | delay | model |", " | ".join(plans), "|")
+    print("|---|---|---|---|" + "---|" * len(plans))
+    cells: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("hosts", "rate", "delay", "model"))
+        times = f"{row['predicted'] * 1e3:.0f} / {row['measured'] * 1e3:.0f}"
+        cells.setdefault(key, {})[row["plan"]] = f"{times} ({100 * row['error']:+.1f}%)"
+    for key, its in cells.items():
+        print(f"| {' | '.join(map(str, key))} | {' | '.join(its.get(plan, '') for plan in plans)} |")
+    print()
+    print(summary(rows))
+    for found in files:
+        print(", ".join(f"{name} {value}" for name, value in found["settings"].items()))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    errors = [abs(row["error"]) for row in rows]
+    within = sum(error <= 0.1 for error in errors) / len(errors)
+    return (
+        f"{len(rows)} cases: median error {100 * statistics.median(errors):.1f}%, {100 * within:.0f}% within "
+        f"10%, largest {100 * max(errors):.1f}%"
+    )
+
+
+def main() -> int:
+    args = options()
+    if args.table:
+        table(args.table)
+        return 0
+    if args.worker:
+        work(args)
+        return 0
+    import torch
+
+    settings = {
+        "step": args.step,
+        "jitter": args.jitter,
+        "seconds": args.seconds,
+        "warm": args.warm,
+        "profile": args.profile,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+    print(", ".join(f"{key} {value}" for key, value in settings.items()), flush=True)
+    rows: list[dict[str, Any]] = []
+
+    def save() -> None:
+        if args.json:
+            Path(args.json).write_text(json.dumps({"settings": settings, "cases": rows}, indent=1) + "\n")
+
+    (automatic if args.auto else cases)(args, rows, save)
+    if not args.auto and rows:
+        print(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
