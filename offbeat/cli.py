@@ -62,8 +62,6 @@ app.command()(audit)
 app.command()(ctl)
 app.command(cls=ScriptCommand)(search)
 app.command()(jobs)
-app.command(cls=ScriptCommand)(plan)
-app.command(cls=ScriptCommand)(profile)
 app.command(cls=ScriptCommand)(planner.plan)
 app.command(cls=ScriptCommand)(planner.profile)
 

@@ -24,8 +24,7 @@ rollback    units (where it diverged), path, to_units, reason: on from a checkpo
 straggler   rank, action (flagged or cleared), protocol, units, rule, limit, speeds (by rank, units per second
             of a worker's own time): what the detector has decided, and why
 curvature   units, progress, curvature (of the mean loss, at its steepest), step (BSP's learning rate): a look
-of
-            the plan auto (`offbeat.policies.auto`)
+            of the plan auto (`offbeat.policies.auto`)
 delay       delay, period, before (the delay until then), t_c, t_p (seconds of an average and of a local
             step), units, reason: what dasgd(auto) has chosen, and by which figures
 forecast    protocol, members, units; what the run's profile predicts for an iteration (all workers together

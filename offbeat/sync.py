@@ -537,7 +537,6 @@ class Synchronizer:
         plan_check(self.plan, total)
         here().begins(self, data=False)
         self._telemetry.begin(plan=str(self.plan), total=total, **self.settings, **self._identity)
-        self._telemetry.begin(plan=str(self.plan), total=total, **self.settings)
         self._expect()
         self.worker.watch.open(self.policy)
         if job.world_size() > 1:

@@ -202,6 +202,7 @@ class While(Worker):
     units = property(lambda self: self._worker.units)
     progress = property(lambda self: self._worker.progress)
     stragglers = property(lambda self: self._worker.stragglers)
+    hiding = property(lambda self: self._worker.hiding)
     looked_at = property(lambda self: self._worker.looked_at)
 
     def asynchrony_is_safe(self, count: int, margin: float) -> bool:
@@ -209,7 +210,6 @@ class While(Worker):
 
     def look(self) -> Handle:
         return self._worker.look()
-    hiding = property(lambda self: self._worker.hiding)
 
     def served(self, protocol: Protocol, at: float | int) -> bool:
         return self._worker.served(protocol, at)
