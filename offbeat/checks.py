@@ -13,9 +13,9 @@ from torch.optim import SGD, Optimizer
 from offbeat import plan
 from offbeat.cluster.spec import ON_DIVERGE
 from offbeat.cluster.state import State
-from offbeat.policies.auto import Auto
+from offbeat.policies.auto import uses_auto as uses_auto
 from offbeat.policies.switches import Stragglers
-from offbeat.protocols import Protocol, Switch
+from offbeat.protocols import Protocol
 
 WIRES = {None: None, "fp32": None, "bf16": torch.bfloat16}
 
@@ -137,12 +137,6 @@ def check_auto(plan: Protocol, optimizers: Sequence[Optimizer]) -> None:
                 f"the plan auto knows when delayed SGD is stable, and nothing of {type(optimizer).__name__}: "
                 f"let `offbeat search` find the switch point, or give a share, as in bsp:25% asp"
             )
-
-
-def uses_auto(plan: Protocol) -> bool:
-    return isinstance(plan, Auto) or (
-        isinstance(plan, Switch) and any(map(uses_auto, (plan.first, plan.then)))
-    )
 
 
 def traps(plan: Protocol, optimizers: Sequence[Optimizer], begins: bool) -> Iterator[str]:

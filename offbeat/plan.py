@@ -21,7 +21,7 @@ from decimal import Context, Decimal
 from functools import reduce
 from typing import Any
 
-from offbeat.policies.auto import Auto as Auto  # a plan can name it
+from offbeat.policies.auto import uses_auto  # a plan can name it
 from offbeat.protocols import Protocol, Switch
 
 End = float | int  # a share of the progress (float), or units (int)
@@ -114,6 +114,15 @@ def check(protocol: Protocol, total: int) -> None:
                 f"must increase; the plan is {protocol}"
             )
         before = end
+
+
+def check_timing(protocol: Protocol) -> None:
+    """Raises PlanError for a plan that goes by gradients, where only time is simulated."""
+    if uses_auto(protocol):
+        raise PlanError(
+            f"{protocol}: auto decides by gradients, and none are computed here; give a share, such as "
+            f"bsp:25% asp"
+        )
 
 
 def _increases(before: End, end: End, total: int) -> bool:

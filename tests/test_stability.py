@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from offbeat.plan import PlanError, parse, phases, to_text
+from offbeat.plan import PlanError, check_timing, parse, phases, to_text
 from offbeat.policies.auto import Auto
 from offbeat.policies.stability import limit, stable
 from offbeat.protocols import ASP, BSP, Switch
@@ -68,6 +68,14 @@ class TestText:
     def test_wrong_settings(self, text, message):
         with pytest.raises(PlanError, match=message):
             parse(text)
+
+
+def test_where_no_gradients_are_computed_it_is_refused():
+    check_timing(parse("bsp:5% asp"))
+    with pytest.raises(
+        PlanError, match=r"bsp:5% auto: auto decides by gradients, and none are computed here"
+    ):
+        check_timing(parse("bsp:5% auto"))
 
 
 def test_another_optimizer_is_refused():

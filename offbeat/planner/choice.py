@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offbeat.plan import parse, phases
+from offbeat.plan import check_timing, parse, phases
 from offbeat.planner import rule
 from offbeat.planner.forms import Forms, Iteration
 from offbeat.planner.workers import left_out
@@ -205,4 +205,8 @@ def _wrong(text: str, word: str) -> ValueError:
 
 
 def parse_plans(texts: Sequence[str]) -> tuple[Protocol, ...]:
-    return tuple(parse(text) for text in texts)
+    """Raises PlanError."""
+    plans = tuple(parse(text) for text in texts)
+    for plan in plans:
+        check_timing(plan)
+    return plans

@@ -61,3 +61,10 @@ class Auto(Switch):
 
     def _safe(self, w: Worker) -> bool:
         return w.asynchrony_is_safe(self.count, self.margin)
+
+
+def uses_auto(plan: Protocol) -> bool:
+    """Whether the plan, or a part of it, is `Auto`."""
+    if isinstance(plan, Switch) and not isinstance(plan, Auto):
+        return uses_auto(plan.first) or uses_auto(plan.then)
+    return isinstance(plan, Auto)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from offbeat.cluster import sizes
-from offbeat.plan import check
+from offbeat.plan import check, check_timing
 from offbeat.protocols import Protocol
 from offbeat.virtual.asynchronous import Shards
 from offbeat.virtual.clock import Clock
@@ -79,6 +79,7 @@ def simulate(
     `total`; PeerLost when a worker dies; RuntimeError when no worker can go on, with who waits for what.
     """
     check(plan, total)
+    check_timing(plan)
     job = Simulation(plan, total, costs, model, wire, clock or Clock())
     job.diary = Diary(job, journal, batch_size, watch)
     return job.run(about or {})
