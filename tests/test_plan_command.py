@@ -197,15 +197,28 @@ def test_a_profiles_keys_are_read_and_checked(tmp_path: Path) -> None:
     assert (found.profile.batch, found.profile.flop) == (32, 3e6)
     for old, new, message in (
         ("[1.0, 0.4]", "[1.0, 4]", r"model.passed: \[1.0, 4\] is not a list of numbers from 0 to 1"),
-        ("[1.0, 0.4]", "[1.0]", "is not a list with a number for each of the 2 tensors"),
+        ("[1.0, 0.4]", "[1.0]", r"is not a list with a number for each of the 2 tensors \(line 5\)"),
         ("batch_size", "batch", "has no such key; valid: .* did you mean 'batch_size'"),
         ("= 32", "= 0", "profile.batch_size: 0 is not a whole number from 1"),
         ("[0.1]", "[0]", "profile.units: .* is not a list of times above 0"),
         ("[model]", "[model", r"it is no TOML: .*line 3"),
+        ("100 ms", "100", r"compute.unit: '100' is not a time such as .* \(line 2\)"),
     ):
         path.write_text(good.replace(old, new))
         with pytest.raises(ClusterError, match=message):
             read(path)
+
+
+def test_an_error_names_its_line(tmp_path: Path) -> None:
+    from offbeat.virtual.cluster import ClusterError, read
+
+    path = tmp_path / "c.toml"
+    path.write_text('size = 3\n[compute]\nunit = "1 s"\n[[workers]]\n\n[[workers]]\ncount = 1\nslow = -2\n')
+    with pytest.raises(ClusterError, match=r"workers\[2\].slow: -2 is not a number above 0 \(line 8\)"):
+        read(path)
+    path.write_text("sizes = 3\n")
+    with pytest.raises(ClusterError, match=r"compute.unit: it is needed: [^(]*\(ns, us, [^(]*$"):
+        read(path)
 
 
 def test_a_profiled_script_need_not_run(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class Profiler:
         points: list[Point] = []
         for size in sizes:
             expected = points[-1].seconds * size / points[-1].size if points else 0.0
-            if len(points) > 2 and 2 * expected > 2 * _PATIENCE:
+            if len(points) > 2 and expected > _PATIENCE:
                 break
             tensor = torch.zeros(size // 4, device=self._device)
             seconds: list[float] = []

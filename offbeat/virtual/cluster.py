@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.virtual.keys import ClusterError as ClusterError
-from offbeat.virtual.keys import Table, listed, nearest
+from offbeat.virtual.keys import Table, line_of, listed, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -261,7 +261,12 @@ def read(path: str | Path, source: str | None = None) -> Cluster:
 
     Raises ClusterError, which names the file, the key, the value and what would be valid."""
     source = str(path) if source is None else source
-    return _cluster(Table(source, "", _values(Path(path), source, ())))
+    values = _values(Path(path), source, ())
+    try:
+        return _cluster(Table(source, "", values))
+    except ClusterError as error:
+        line = line_of(Path(path).read_text(encoding="utf-8"), str(error).removeprefix(f"{source}: "))
+        raise ClusterError(f"{error} (line {line})" if line else str(error)) from None
 
 
 def _values(path: Path, source: str, above: tuple[Path, ...]) -> dict[str, Any]:

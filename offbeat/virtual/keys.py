@@ -175,6 +175,23 @@ class Table:
         raise ClusterError(f"{self.source}: {path}{'.' if path else ''}{key}: {message}")
 
 
+def line_of(text: str, error: str) -> int | None:
+    """The line of a description's `text` with the key that an error begins with ("workers[2].slow: …");
+    None where it is not written there (a key that is missing, or a base's)."""
+    found = re.match(r"(?:(?P<table>[\w.]+?)(?:\[(?P<index>\d+)\])?\.)?(?P<key>\w+): ", error)
+    if not found:
+        return None
+    table, count, here = found["table"] or "", int(found["index"] or 0), ""
+    seen = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.]+)\s*\]", line):
+            here = header[2]
+            seen += here == table
+        elif here == table and seen >= count and re.match(rf"\s*{found['key']}\s*=", line):
+            return number
+    return None
+
+
 def _whole(value: Any, least: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else None
 
