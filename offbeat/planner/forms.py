@@ -82,6 +82,7 @@ class Forms:
 
     def __init__(self, cluster: Cluster, model: Model, wire: float = 1.0):
         self.cluster, self.model, self.wire = cluster, model, wire
+        self._known: dict[Protocol, Iteration] = {}
         self._states = [
             (share, State(workers, model, wire, cluster.backward)) for share, workers in states(cluster)
         ]
@@ -127,6 +128,11 @@ class Forms:
 
     def _steady(self, protocol: Protocol) -> Iteration:
         """Over the cluster's states, each for its share of the time: their speeds add up."""
+        if protocol not in self._known:
+            self._known[protocol] = self._over_states(protocol)
+        return self._known[protocol]
+
+    def _over_states(self, protocol: Protocol) -> Iteration:
         found = [(share, state.of(protocol)) for share, state in self._states if share]
         if len(found) == 1:
             return found[0][1]
