@@ -34,6 +34,9 @@ from fidelity import environment, units
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 PLANS = "bsp; local(4); dasgd(2,1); dasgd(4,2); asp"
+BUSY = 0.06
+"""Where units that sleep take longer than they should by such a share, other programs have the processors: the
+profile is taken again."""
 ALONE = "local(period=1000000000)"
 
 
@@ -160,11 +163,15 @@ def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: st
     from offbeat.virtual.cluster import read
     from offbeat.virtual.model import Model
 
-    path = Path(args.out) / f"{name}.toml"
-    profiled(args, model, path)
-    while not path.exists():
-        time.sleep(0.02)
-    cluster = read(path).sized(offbeat.world_size())
+    for number in range(4):
+        path = Path(args.out) / f"{name}-{number}.toml"
+        path.unlink(missing_ok=True)
+        profiled(args, model, path)
+        while not path.exists():
+            time.sleep(0.02)
+        cluster = read(path).sized(offbeat.world_size())
+        if abs(cluster.groups[-1].compute.unit / args.step - 1) < BUSY:
+            break
     assert cluster.model is not None
     forms, found = Forms(cluster, Model.of(cluster.model)), []
     for plan in plans:

@@ -245,7 +245,9 @@ class Profiler:
             notes=[note] if note else [],
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(writing.toml(fit, about))
+        beside = self._path.with_suffix(".new")
+        beside.write_text(writing.toml(fit, about))
+        beside.rename(self._path)
 
     def _cost(self) -> tuple[ModelCost | None, str]:
         from offbeat.planner.script import cost_of
