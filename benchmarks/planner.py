@@ -2,7 +2,9 @@
 emulated network.
 
     python benchmarks/planner.py --hosts-tool PATH/hosts.py --json results.json
-    python benchmarks/planner.py --table results.json               the table of docs/planner.md
+                                        measures, and prints the table of docs/planner.md
+    python benchmarks/planner.py --table results.json more.json
+                                        prints it again, of several runs' results
 
 One worker on each host. For every network and model the workers profile themselves, as `offbeat profile`
 does, and then train under one plan after the other; nothing else is known to the prediction. Units have a
@@ -35,8 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 PLANS = "bsp; local(4); dasgd(2,1); dasgd(4,2); asp"
 BUSY = 0.06
-"""Where units that sleep take longer than they should by such a share, other programs have the processors: the
-profile is taken again."""
+"""Where units that sleep take longer than they should by such a share, other programs have the processors:
+the profile is taken again."""
 ALONE = "local(period=1000000000)"
 
 
@@ -305,9 +307,8 @@ def automatic(args: argparse.Namespace, rows: list[dict[str, Any]], save: Callab
 # The table
 
 
-def table(paths: Sequence[str]) -> None:
+def table(files: Sequence[dict[str, Any]]) -> None:
     """In Markdown, with the settings."""
-    files = [json.loads(Path(path).read_text()) for path in paths]
     rows = [row for found in files for row in found["cases"]]
     plans = list(dict.fromkeys(row["plan"] for row in rows))
     print("| hosts | link | delay | model |", " | ".join(plans), "|")
@@ -337,7 +338,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     args = options()
     if args.table:
-        table(args.table)
+        table([json.loads(Path(path).read_text()) for path in args.table])
         return 0
     if args.worker:
         work(args)
@@ -364,7 +365,7 @@ def main() -> int:
 
     (automatic if args.auto else cases)(args, rows, save)
     if not args.auto and rows:
-        print(summary(rows))
+        table([{"settings": settings, "cases": rows}])
     return 0
 
 
