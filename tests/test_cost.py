@@ -147,6 +147,11 @@ def test_overhead_counts_once_a_call() -> None:
         more = costs(group(4), allreduce=Allreduce(algorithm, 0.25))
         assert more.allreduce(1e6, range(4), 0.0) == pytest.approx(plain.allreduce(1e6, range(4), 0.0) + 0.25)
         assert more.gather(1e6, range(4), 0.0) == plain.gather(1e6, range(4), 0.0)
+        each = costs(group(4), allreduce=Allreduce(algorithm, 0.25, per_member=0.1))
+        for members in ((0, 1, 3), range(4)):
+            expected = plain.allreduce(1e6, members, 0.0) + 0.25 + 0.1 * len(members)
+            assert each.allreduce(1e6, members, 0.0) == pytest.approx(expected)
+        assert each.allreduce(1e6, (2,), 0.0) == 0
 
 
 @given(
@@ -248,6 +253,9 @@ def test_latency_is_met_as_often_as_a_path_leads_through_it() -> None:
         calm, hit = (one.allreduce(1e6, range(4), at) for at in (0.0, 1.5))
         assert hit - calm == pytest.approx(2 * often * 0.03)
         assert one.allreduce(1e6, (0, 3), 1.5) == one.allreduce(1e6, (0, 3), 0.0)
+        chatty = costs(group(4), allreduce=Allreduce(algorithm, rounds=14.5), stragglers=(event,))
+        assert chatty.allreduce(1e6, range(4), 1.5) - calm == pytest.approx(2 * 14.5 * 0.03)
+        assert chatty.gather(1e6, range(4), 1.5) == one.gather(1e6, range(4), 1.5)
     assert (one.delay(1, 1.5), one.delay(0, 1.5), one.delay(1, 2.5)) == (0.03, 0, 0)
 
 

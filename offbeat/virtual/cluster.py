@@ -66,10 +66,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Allreduce:
-    """`overhead`: seconds of each call, beside what the links take."""
+    """`overhead`: seconds of each call, and `per_member` for each member, beside what the links take.
+    `rounds`: how often a call meets a straggler's added latency (None: as the algorithm does)."""
 
     algorithm: str = "ring"
     overhead: float = 0.0
+    per_member: float = 0.0
+    rounds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -320,7 +323,10 @@ def _cluster(top: Table) -> Cluster:
         backward=backward,
         host=_link(host, Link(10e9, 5e-6)),
         allreduce=Allreduce(
-            allreduce.choice("algorithm", ALGORITHMS, "ring"), allreduce.duration("overhead", 0.0)
+            allreduce.choice("algorithm", ALGORITHMS, "ring"),
+            allreduce.duration("overhead", 0.0),
+            allreduce.duration("per_member", 0.0),
+            allreduce.number("rounds", None, least=0.0),
         ),
         shards=ShardService(shards.rate("apply", 2e9), shards.duration("overhead", 1e-4)),
         stragglers=tuple(map(_straggler, top.tables("stragglers"))),

@@ -66,7 +66,7 @@ class Costs:
         self._stragglers = Stragglers(cluster.stragglers, self.room, self.seed)
         self._slow = any(straggler.slow > 1 for straggler in cluster.stragglers)
         self._late = any(straggler.latency for straggler in cluster.stragglers)
-        self._overhead = cluster.allreduce.overhead
+        self._allreduce = cluster.allreduce
         self._layouts: dict[tuple[int, ...], tuple[Layout, dict[tuple[str, float], float]]] = {}
         self._members: Sequence[int] = ()
         self._known: dict[tuple[str, float], float] = {}
@@ -134,12 +134,14 @@ class Costs:
             seconds = 0.0
             if self._layout.n > 1:
                 form: Callable[[float], float] = getattr(self._layout, kind)
-                extra = 0.0 if kind in ("broadcast", "gather") else self._overhead
-                seconds = form(size) + extra
+                seconds = form(size)
+                if kind not in ("broadcast", "gather"):
+                    seconds += self._allreduce.overhead + self._allreduce.per_member * self._layout.n
             self._known[kind, size] = seconds
         if self._late and self._layout.n > 1 and (delays := self._stragglers.delays(at)):
             hit = [delay for rank, delay in delays.items() if rank in members]
-            seconds += self._layout.late(kind, hit)
+            rounds = None if kind in ("broadcast", "gather") else self._allreduce.rounds
+            seconds += self._layout.late(kind, hit) if rounds is None else rounds * sum(hit)
         return seconds
 
     def _look_at(self, members: Sequence[int]) -> None:
