@@ -208,7 +208,7 @@ def weighty(setup: Setup) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 100), nn.Tanh(), nn.Linear(100, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=setup.momentum)
-    with offbeat.Synchronizer(model, optimizer, setup.plan, setup.total) as sync:
+    with offbeat.Synchronizer(model, optimizer, setup.plan, setup.total, **setup.options) as sync:
         while not sync.done:
             model(torch.rand(4, 30)).square().mean().backward()
             sync.step()

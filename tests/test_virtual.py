@@ -9,12 +9,14 @@ import torch
 
 from offbeat import journal
 from offbeat.plan import parse
+from offbeat.policies.switches import Stragglers
 from offbeat.virtual.timing import Model, simulate
 from tests import scripts
 from tests.contract import Contract
 from tests.contract_parity import apart
 from tests.engines import RealEngine, VirtualEngine, costs_of
 from tests.scripts import Setup
+from tests.test_timing import Notes
 
 FOUR_HOSTS = Path(__file__).with_name("hosts.toml").read_text()
 
@@ -79,3 +81,92 @@ def test_with_gradients_and_without_takes_the_same_time(tmp_path: Path, plan: st
     outcome = simulate(parse(plan), 60, costs_of(cluster, range(4)), Model(sizes=scripts.WEIGHTY))
     assert end["units"] == outcome.units
     assert end["seconds"] == pytest.approx(outcome.seconds, rel=0.01)
+
+
+SLOW_FOR_A_WHILE = """
+[membership]
+seconds = "0.3 s"
+
+[switch]
+seconds = "0.5 s"
+
+[[stragglers]]
+worker = 2
+at = 1.0
+seconds = "3 s"
+slow = 3
+"""
+
+LATE_FOR_A_WHILE = """
+[[stragglers]]
+worker = 0
+at = 1.0
+seconds = "10 s"
+latency = "120 ms"
+"""
+
+DECISIONS = {
+    "straggler": ("rank", "action", "protocol"),
+    "members": ("epoch", "members", "reason"),
+    "phase": ("protocol",),
+}
+
+
+FAST = [
+    ("observe", "local(3)", SLOW_FOR_A_WHILE),
+    ("elastic", "bsp:50% asp", SLOW_FOR_A_WHILE),
+    ("elastic", "bsp:50% local(2)", LATE_FOR_A_WHILE),
+    ("greedy", "bsp:50% asp", LATE_FOR_A_WHILE),
+    ("greedy", "bsp:50% dasgd(2,1)", SLOW_FOR_A_WHILE),
+]
+SLOW = [
+    ("observe", "bsp", LATE_FOR_A_WHILE),
+    ("observe", "asp", SLOW_FOR_A_WHILE),
+    ("elastic", "bsp:50% local(2)", SLOW_FOR_A_WHILE),
+    ("elastic", "bsp:50% asp", LATE_FOR_A_WHILE),
+    ("greedy", "bsp:50% asp", SLOW_FOR_A_WHILE),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "plan", "extra"), [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
+)
+def test_policies_decide_the_same_with_gradients_and_without(
+    tmp_path: Path, policy: str, plan: str, extra: str
+) -> None:
+    cluster = tmp_path / "four.toml"
+    cluster.write_text(FOUR_HOSTS + extra)
+    one, notes = VirtualEngine(tmp_path, cluster), Notes()
+    policy += "(window=2,count=2)"
+    setup = Setup(plan, 240, momentum=0.9, options={"stragglers": policy})
+    one.run(4, scripts.weighty, setup, hosts=range(4))
+    rows = journal.read(one.out)
+    # Timing-only runs have no start, which takes a moment: the straggler comes that much earlier.
+    begun = next(row["t"] for row in rows if row["type"] == "phase")
+    cluster.write_text(FOUR_HOSTS + extra.replace("at = 1.0", f"at = {1 - begun}"))
+    outcome = simulate(
+        parse(plan),
+        240,
+        costs_of(cluster, range(4)),
+        Model(sizes=scripts.WEIGHTY),
+        journal=notes,
+        clock=notes.clock,
+        stragglers=Stragglers.parse(policy),
+    )
+    # What is under way when a detour ends, on shards or in an average, may be a step of all.
+    slack = 4 if policy.startswith("greedy") else 0
+    for kind, names in DECISIONS.items():
+        found = [[row[name] for name in names] for row in rows if row["type"] == kind]
+        assert found == [[row[name] for name in names] for row in notes.of(kind)]
+        moments = [row["t"] - begun for row in rows if row["type"] == kind]
+        assert moments == pytest.approx([row["t"] for row in notes.of(kind)], rel=0.01, abs=0.01)
+        units = [row["units"] for row in rows if row["type"] == kind and "units" in row]
+        others = [row["units"] for row in notes.of(kind) if "units" in row]
+        assert units == pytest.approx(others, abs=slack)
+    (end,) = [row for row in rows if row["type"] == "end"]
+    assert end["units"] == outcome.units
+    assert end["seconds"] == pytest.approx(outcome.seconds, rel=0.01, abs=slack * 0.05)
+    acted = "members" if policy.startswith("elastic") else "phase"
+    if policy.startswith("elastic") or "asp" in plan:
+        assert notes.of("straggler")
+        assert policy.startswith("observe") or len(notes.of(acted)) > 1

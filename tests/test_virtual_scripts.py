@@ -224,11 +224,18 @@ def test_timing_only_has_the_length_that_all_workers_data_make() -> None:
         assert [row["units"] for row in journal.read(Path(out)) if row["type"] == "end"] == [24]
 
 
-def test_timing_only_has_no_stragglers_to_see_to() -> None:
-    words = ["--virtual", 3, "--cluster", "cluster.toml", "--timing-only", "--stragglers", "elastic"]
-    code, _, err = run(*words, "train.py")
-    assert code == 1
-    assert "--stragglers elastic: --timing-only doesn't detect stragglers yet" in err
+def test_timing_only_sees_to_stragglers() -> None:
+    """By the job's own probe, and without the script."""
+    straggler = '[[stragglers]]\nworker = 1\nat = "0 s"\nseconds = "inf"\nslow = 4\n'
+    Path("cluster.toml").write_text(CLUSTER + straggler + "[model]\nparameters = 1000\n")
+    words = ["--virtual", 3, "--cluster", "cluster.toml", "--timing-only", "--plan", "bsp:90% local(2)"]
+    for number, total in enumerate(([], ["--total", 300])):
+        code, _, err = run(
+            *words, *total, "--stragglers", "elastic(window=1,count=1)", "train.py", out=f"out{number}"
+        )
+        assert code == 0, err
+        rows = journal.read(Path(f"out{number}"))
+        assert [row["members"] for row in rows if row["type"] == "members"] == [[0, 2], [0, 1, 2]]
 
 
 def test_every_worker_is_heard_with_its_rank() -> None:

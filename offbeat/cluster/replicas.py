@@ -469,6 +469,7 @@ class ReplicaWorker(Worker):
             )
         self.journal.record("phase", protocol=str(protocol), **where)
         self.account()
+        self.watch.begin()  # last: what the switch took is no part of the first step
 
     def refer(self) -> None:
         """A local protocol begins or goes on while all members hold the same."""

@@ -31,7 +31,9 @@ class Watch:
         self.stragglers: frozenset[int] = frozenset()
         self.on_persistent: Callable[[int], None] = lambda rank: None
         self._lookout = Lookout()
-        self._aside = 0.0  # seconds of the worker's own time that are no part of its steps
+        self._aside = self._aside_waiting = (
+            0.0  # seconds of own work and of waiting that are no part of steps
+        )
         self._told = (0.0, 0.0)
         self._clock = 0  # at the last exchange
 
@@ -58,11 +60,12 @@ class Watch:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """The time inside is no part of this worker's steps."""
-        begun = self._spent()
+        begun, waited = self._spent(), self._worker.meter.wait_s
         try:
             yield
         finally:
             self._aside += self._spent() - begun
+            self._aside_waiting += self._worker.meter.wait_s - waited
 
     def _spent(self) -> float:
         """Seconds that this worker did not wait."""
@@ -80,7 +83,7 @@ class Watch:
         if self.settings is None:
             return {}
         before = self._told
-        self._told = self._spent() - self._aside, self._worker.meter.wait_s
+        self._told = self._spent() - self._aside, self._worker.meter.wait_s - self._aside_waiting
         busy, waited = (round(max(b - a, 0.0) * 1e6) for a, b in zip(before, self._told, strict=True))
         return {"flag": busy, "mark": waited}
 
@@ -124,17 +127,8 @@ class Watch:
 
     def _note(self, look: Look) -> None:
         worker = self._worker
-        for action, ranks in (("flagged", look.flagged), ("cleared", look.cleared)):
-            for rank in ranks:
-                worker.journal.record(
-                    "straggler",
-                    rank=rank,
-                    action=action,
-                    protocol=str(worker.protocol),
-                    units=worker.units,
-                    rule=self._lookout.settings.rule,
-                    limit=round(look.limit, 6),
-                    speeds={str(r): round(speed, 6) for r, speed in look.speeds.items()},
-                )
+        where = {"protocol": str(worker.protocol), "units": worker.units}
+        for fields in look.records(self._lookout.settings.rule):
+            worker.journal.record("straggler", **fields, **where)
         for rank in look.persistent:
             self.on_persistent(rank)

@@ -7,10 +7,11 @@ is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean, median, pstdev
+from typing import Any
 
 RULES = ("robust", "paper")
 TO_SIGMA = 1.4826
@@ -73,6 +74,18 @@ class Look:
     cleared: tuple[int, ...] = ()
     stragglers: frozenset[int] = frozenset()
     persistent: tuple[int, ...] = ()
+
+    def records(self, rule: str) -> Iterator[dict[str, Any]]:
+        """What a journal says of each who was flagged or cleared, with the numbers behind it."""
+        for action, ranks in (("flagged", self.flagged), ("cleared", self.cleared)):
+            for rank in ranks:
+                yield {
+                    "rank": rank,
+                    "action": action,
+                    "rule": rule,
+                    "limit": round(self.limit, 6),
+                    "speeds": {str(r): round(speed, 6) for r, speed in self.speeds.items()},
+                }
 
 
 class Detector:

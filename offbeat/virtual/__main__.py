@@ -78,12 +78,13 @@ def main(path: str, args: list[str]) -> int:
 
 def _time(script: Script, costs: Costs, out: Path) -> int:
     """The run without gradients: the script runs up to its first one, unless all is known without it."""
-    if problem := _unseen(stragglers_of("off")):
-        return _say(problem)
     shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
     if shape is not None and plan and total:
         model, wire = Model.of(shape), os.environ.get("OFFBEAT_WIRE")
         return _simulate(script.path, parse(plan), int(total), costs, model, out, wire)
+        model, wire = Model(shape.sizes, shape.width), os.environ.get("OFFBEAT_WIRE")
+        policy = stragglers_of("off")
+        return _simulate(script.path, parse(plan), int(total), costs, model, out, wire, policy)
     probe = ProbeSite(costs.workers)
     error: BaseException | None = None
     outside = Ambient.of_process()
@@ -106,17 +107,10 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
         return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
-    if problem := _unseen(sync.policy):
-        return _say(problem)
     model, wire = model_of(sync.worker.state), sync.settings["wire"]
-    return _simulate(script.path, sync.plan, sync.total, costs, model, out, wire, sync.batch_size)
-
-
-def _unseen(policy: Stragglers) -> str:
-    """Why a policy cannot be timed without gradients; "" if it makes no difference."""
-    if policy.policy in ("off", "observe"):
-        return ""
-    return f"--stragglers {policy}: --timing-only doesn't detect stragglers yet: leave one of them out"
+    return _simulate(
+        script.path, sync.plan, sync.total, costs, model, out, wire, sync.policy, sync.batch_size
+    )
 
 
 def _simulate(
@@ -127,6 +121,7 @@ def _simulate(
     model: Model,
     out: Path,
     wire: str | None,
+    policy: Stragglers,
     batch_size: int | None = None,
 ) -> int:
     clock = Clock()
@@ -144,6 +139,7 @@ def _simulate(
             clock=clock,
             batch_size=batch_size,
             about={"script": path, "seed": costs.seed},
+            stragglers=policy,
         )
     except (PlanError, PeerLost, RuntimeError) as problem:
         return _say(str(problem))

@@ -145,7 +145,8 @@ class Shards:
 
     def __init__(self, job: Simulation, begun: float):
         self.clock, self.traffic = job.clock, job.costs.traffic()
-        self._first = job.workers[0].units
+        self._first = job.first.units
+        self.calm: float = inf  # from this ticket on nobody is a straggler any more
         self.tickets = count(self._first)
         self._workers = job.workers
         self._pull, self._size = self.traffic.pull, job.model.size
@@ -167,6 +168,11 @@ class Shards:
     def units(self) -> int:
         """Done by all, this phase's pushes included."""
         return self._first + len(self.times)
+
+    def calm_down(self) -> None:
+        """Nobody is a straggler any more: whoever takes a ticket from here on knows."""
+        self.calm = next(self.tickets)
+        self.tickets = count(self.calm)
 
     def take(self, worker: LightWorker) -> None:
         """The shards read their parameters for `worker`, which goes on when it has them."""

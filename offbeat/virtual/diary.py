@@ -64,7 +64,7 @@ class Diary:
             "lr_reference": None,
             "momentum": None,
             "on_diverge": None,
-            "stragglers": "off",
+            "stragglers": str(job.policy),
             "parameters": job.model.parameters,
             "host": os.uname().nodename,
             "versions": {"offbeat": offbeat.__version__, "python": sys.version.split()[0]},
@@ -74,7 +74,7 @@ class Diary:
         if self._batch is not None:
             self.record("data", batch_size=self._batch, micro_batches=1)
         if self._journal is not None:
-            job.workers[0].due = 0.0
+            job.first.due = 0.0
         if self._journal is not None or self._watch is not None:
             job.horizon = job.clock.now + GATHER
             job.clock.at(job.horizon, self._gather)
@@ -107,7 +107,7 @@ class Diary:
 
     def pushes(self) -> Callable[[], None] | None:
         """A phase on shards has ended: writes down what all did in it; None where nothing was pushed."""
-        shards, workers = self._job.workers[0].shards, self._job.workers
+        shards, workers = self._job.first.shards, self._job.workers
         if self._journal is None or shards is None or not shards.staleness:
             return None
         fields = {
@@ -129,7 +129,7 @@ class Diary:
         return partial(self.record, "pushes", protocol=self._job.text, **fields)
 
     def _where(self) -> dict[str, Any]:
-        first = self._job.workers[0]
+        first = self._job.first
         return {"units": first.units, "progress": round(first.progress, 6)}
 
     def _gather(self) -> None:
@@ -165,7 +165,7 @@ class Diary:
         self.record(
             "end",
             seconds=round(seconds, 4),
-            units=self._job.workers[0].units,
+            units=self._job.first.units,
             samples=samples,
             samples_per_s=round(samples / seconds, 2) if seconds else 0.0,
             waiting=round(sum(row["wait_s"] for row in rows) / spent, 4) if spent else 0.0,

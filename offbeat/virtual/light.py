@@ -47,6 +47,7 @@ class Nothing(Later):
 
 
 NOTHING = Nothing()
+NOBODY: frozenset[int] = frozenset()
 
 
 class Computing(Batch, Later):
@@ -75,7 +76,8 @@ class LightWorker(Worker):
     """One worker of a `Simulation`.
 
     now: its time; what of it was not spent computing (`busy`) was waited. skipped: steps that its clock was
-    put forward by. due: when it writes its next sample down (infinity: never).
+    put forward by. due: when it writes its next sample down (infinity: never). flagged: the stragglers, as it
+    has heard of them.
     """
 
     __slots__ = (
@@ -83,7 +85,7 @@ class LightWorker(Worker):
         *("resume", "program", "over", "then", "asked", "met", "met_at", "averages", "delay"),
         *("shards", "unheld", "after", "applies", "landed", "pulled", "read", "held"),
         *("begun", "bound_waits", "bound_wait"),
-        *("_job", "_computing", "_reduction"),
+        *("flagged", "_job", "_computing", "_watching"),
     )
 
     rank: int
@@ -107,6 +109,8 @@ class LightWorker(Worker):
         self.delay = 1  # that was chosen
         self._computing: Later = job.computing
         self._reduction: Later = job.reduction if len(job.members) > 1 else job.computing
+        self.flagged: frozenset[int] = frozenset()
+        self._computing, self._watching = job.computing, job.watching
         # Under shards: see `asynchronous.py`.
         self.shards: Shards | None = None
         self.unheld = False  # it has no ticket yet
@@ -128,6 +132,13 @@ class LightWorker(Worker):
     @property
     def hiding(self) -> int:
         return self.delay
+    def stragglers(self) -> frozenset[int]:
+        calm = self.shards is not None and self.units >= self.shards.calm
+        return NOBODY if calm else self.flagged
+
+    def served(self, protocol: Protocol, at: float | int) -> bool:
+        units = self._job.under(protocol, self.units)
+        return units >= at if isinstance(at, int) else units / self.total >= at
 
     @property
     def running(self) -> bool:
@@ -147,7 +158,7 @@ class LightWorker(Worker):
         self._job.settlement.later(self)
 
     def gradient(self, mean: bool = False) -> Handle:
-        return self._reduction if mean else self._computing
+        return self._job.reduction if mean and len(self.members) > 1 else self._computing
 
     def step(self) -> None:
         self.clock += 1
@@ -201,6 +212,8 @@ class LightWorker(Worker):
             shards.release_pulls(bounds)
         if now >= self.due:
             self._job.diary.sample(self, stale)
+        if self._watching is not None:
+            self._watching.pushed(self)
         self.advance()
 
     def pull(self, after: float = -inf) -> Handle:
@@ -209,6 +222,12 @@ class LightWorker(Worker):
             return NOTHING
         self.after = after
         return shards.pulling
+
+    def exclude(self, ranks: frozenset[int]) -> Handle:
+        return self._job.exclude(self, ranks)
+
+    def readmit(self) -> Handle:
+        return self._job.readmission if self._job.outside else NOTHING
 
     def settle(self, then: Protocol | None = None) -> Handle:
         self.then = then

@@ -1,4 +1,4 @@
-"""Where all light workers meet: BSP's reductions, averages, settles. Each takes one event."""
+"""Where all light workers meet: BSP's reductions, averages, settles, readmissions. Each takes one event."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Reduction(Later):
     sizes: bytes of the buckets, as they travel. ready: share of backward that has passed when each is full.
     """
 
-    __slots__ = ("_begins", "_job", "_points", "_seconds", "_size", "_sizes", "_told", "_unit", "workers")
+    __slots__ = ("_begins", "_job", "_points", "_seconds", "_sizes", "_told", "_unit", "workers")
 
     def __init__(self, job: Simulation, sizes: Sequence[float], ready: Sequence[float]):
-        self._job, self._unit, self._size = job, job.costs.unit, len(job.members)
+        self._job, self._unit = job, job.costs.unit
         backward = job.costs.backward
         self._sizes, self._points = sizes, [1 - backward + backward * share for share in ready]
         self.workers: list[LightWorker] = []
@@ -41,10 +41,16 @@ class Reduction(Later):
         worker.now = begun + seconds
         self._begins.append(begun)
         self._seconds.append(seconds)
+        if self._job.watching is not None:
+            self._job.watching.tell(worker)
         workers = self.workers
         workers.append(worker)
-        if len(workers) == self._size:
-            self._job.clock.at(self._landing(), self._release)
+        job = self._job
+        if len(workers) == len(job.members):
+            landed = self._landing()
+            if job.watching is not None:
+                landed = job.watching.exchanged(worker.clock, landed, probes=True)
+            job.clock.at(landed, self._release)
         return True
 
     def _landing(self) -> float:
@@ -69,8 +75,11 @@ class Reduction(Later):
 
     def _release(self) -> None:
         now, workers, self.workers = self._job.clock.now, self.workers, []
+        watching = self._job.watching
         for worker in workers:
             worker.now = now
+            if watching is not None:
+                worker.flagged = watching.stragglers
             worker.advance()
 
 
@@ -78,12 +87,14 @@ class Average(Later):
     """One average of the members' parameters and buffers."""
 
     __slots__ = ("delay", "done", "last", "missing", "told", "waiting")
+    __slots__ = ("done", "flagged", "last", "missing", "told", "waiting")
 
     def __init__(self, members: int):
         self.missing = members  # that have not begun it
         self.last = 0.0  # when the last one did
         self.told = self.done = -1.0  # when the words were there, and when it landed
         self.delay = 1  # that holds from then on
+        self.flagged: frozenset[int] | None = None  # who is a straggler by the words that went with it
         self.waiting: list[LightWorker] = []
 
     def later(self, worker: LightWorker) -> bool:
@@ -99,6 +110,8 @@ class Average(Later):
         if wait > 0:
             worker.met_at, worker.met = worker.now, min(max(self.told - worker.now, 0.0), wait)
             worker.now = self.done
+        if self.flagged is not None:
+            worker.flagged = self.flagged
 
     def release(self) -> None:
         workers, self.waiting = self.waiting, []
@@ -126,14 +139,16 @@ class Averages:
         if average is None:
             average = self.open[worker.averages] = Average(len(self._job.members))
         average.missing -= 1
+        if self._job.watching is not None:
+            self._job.watching.tell(worker)
         if worker.now > average.last:
             average.last = worker.now
         if not average.missing:
             del self.open[worker.averages]
-            self._start(average)
+            self._start(average, worker.clock)
         return average
 
-    def _start(self, average: Average) -> None:
+    def _start(self, average: Average, clock: int) -> None:
         job, begun = self._job, max(average.last, self._free)
         average.told = average.last + job.words(average.last)
         self._free = begun + job.costs.allreduce(self._size, job.members, begun)
@@ -141,6 +156,9 @@ class Averages:
         if is_auto(job.protocol):
             self._choose(self._free - begun)
         average.delay = self._auto.delay
+        if job.watching is not None:
+            job.watching.exchanged(clock, average.done)
+            average.flagged = job.watching.stragglers
         if average.waiting:
             job.clock.at(average.done, average.release)
 
@@ -181,3 +199,30 @@ class Settlement(Later):
         self.workers.append(worker)
         if len(self.workers) == len(self._job.members):
             self._job.settle(max(one.now for one in self.workers))
+
+
+class Forming(Later):
+    """Other members go on: those who stay, as soon as they have come together, and those who are excluded
+    when they are called back."""
+
+    def __init__(self, job: Simulation):
+        self._job = job
+
+    def later(self, worker: LightWorker) -> bool:
+        worker.now += self._job.costs.membership
+        return worker.rank in self._job.outside
+
+
+class Readmission(Later):
+    """The members call back whoever is outside."""
+
+    def __init__(self, job: Simulation):
+        self._job = job
+        self._workers: list[LightWorker] = []
+
+    def later(self, worker: LightWorker) -> bool:
+        self._workers.append(worker)
+        if len(self._workers) == len(self._job.members):
+            met, self._workers = max(one.now for one in self._workers), []
+            self._job.readmit(met)
+        return True
