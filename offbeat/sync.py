@@ -294,6 +294,8 @@ class Synchronizer:
             self._void = False
             self._steps += 1
             self.worker.clear_gradients()
+            if scaler is not None:  # it may have unscaled them, and must be ready to do so again
+                scaler.update(scaler.get_scale())
             here().stepped()
             return
         if self.done:

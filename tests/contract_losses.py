@@ -58,9 +58,9 @@ def samples_seen(engine: Any, workers: int) -> Counter[int]:
     return found
 
 
-def survivors(engine: Any, loss: Loss, workers: int = 4, **more: Any) -> list[Any]:
+def survivors(engine: Any, loss: Loss, workers: int = 4, script: Any = None, **more: Any) -> list[Any]:
     """What those returned who were there at the end; a process that comes back too late leaves."""
-    found = engine.outcomes(workers, scripts_losses.mortal, loss, minimum=2, **more)
+    found = engine.outcomes(workers, script or scripts_losses.mortal, loss, minimum=2, **more)
     errors = [one for one in found if isinstance(one, RemoteError)]
     if errors:
         raise errors[0]
@@ -141,6 +141,14 @@ class Losses:
         seen = samples_seen(engine, 4)
         assert len(seen) == 640
         assert sum(seen.values()) == 4 * units
+
+    def test_a_step_that_was_lost_leaves_a_scaler_as_it_was(self, engine: Any) -> None:
+        """Whoever unscales before clipping can do so in the next step again, at the same scale."""
+        loss = Loss("bsp", 160, momentum=0.9, who=1, pace=0.01, samples=640)
+        found = survivors(engine, loss, script=scripts_losses.scaled)
+        all_hold_the_same(found)
+        assert found[0].notes["voids"] == 1
+        assert set(found[0].notes["scales"]) == {256.0}
 
     def test_a_new_process_takes_part_again(self, engine: Any) -> None:
         loss = Loss("bsp", 600, momentum=0.9, who=1, pace=0.02)

@@ -133,6 +133,23 @@ def mortal(loss: Loss) -> Result:
     return result(model, optimizer, sync, notes={"voids": voids, "attempt": attempt, "end": flat(model)})
 
 
+def scaled(loss: Loss) -> Result:
+    """A loop that clips what a GradScaler has unscaled."""
+    model, optimizer, sync = loss.start()
+    arm(loss, sync, model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    voids, scales = 0, []
+    for x, y, _ in sync.batches(table(loss.samples, loss.dtype), 4):
+        scaler.scale(loss_of(model, x, y)).backward()
+        voids += sync._void
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        time.sleep(loss.pace)
+        sync.step(scaler)
+        scales.append(scaler.get_scale())
+    return result(model, optimizer, sync, notes={"voids": voids, "scales": scales})
+
+
 def stray(loss: Loss) -> Result:
     """Rank `who` computes each of its units twice in a row, and misses every other one."""
     model, optimizer, sync = loss.start()
