@@ -37,6 +37,17 @@ def serial(setup: Setup, teams: list[tuple[list[int], float]]) -> Any:
 
 
 class StragglersContract:
+    def test_elastic_may_try_whether_a_straggler_is_fast_again(self, engine: Any) -> None:
+        """Out from step 6 on, back after step 8 and slow again, out from step 12 on, back after step 16."""
+        setup = Setup("bsp:80u local(1)", 96, "plain", options={"stragglers": "elastic(trial=8)"})
+        found = engine.run(4, scripts_stragglers.trained, setup, {5: [1], 8: [], 11: [1], 16: []})
+        all_hold_the_same(found)
+        sizes = [len(members) for members in found[0].notes["members"]]
+        assert sizes[:20] == [4] * 5 + [3] * 2 + [4] * 4 + [3] * 4 + [4] * 5
+        teams = [(list(range(4)), 1.0)] * 6 + [([0, 2, 3], 0.75)] * 2 + [(list(range(4)), 1.0)] * 4
+        teams += [([0, 2, 3], 0.75)] * 4 + [(list(range(4)), 1.0)] * (found[0].clock - 16)
+        assert apart(found[0].final, serial(setup, teams)) <= 1e-12
+
     @pytest.mark.parametrize("who", [[1], [0], [2, 3]])
     @pytest.mark.parametrize("reference", ["global", "worker"])
     def test_elastic_is_bsp_over_those_that_stay(self, engine: Any, who: list[int], reference: str) -> None:

@@ -801,6 +801,18 @@ def test_elastic_with_two_stragglers() -> None:
     assert Scripted({2: {3}, 6: {0, 3}}).drive(ELASTIC) == one_by_one
 
 
+def test_elastic_may_try_whether_a_straggler_is_fast_again() -> None:
+    """Every 5 steps: 12 units by four, 6 by three, and from 18 units on by all."""
+    tries = Elastic(BSP(), ASP(), 32, trial=5)
+    away = [*bsp(3), *exclude(1), *bsp(2), *READMIT]
+    assert Scripted({3: {1}, 5: set()}).drive(tries) == [*away, *bsp(4), *settle("asp"), *asp(12)]
+    again = [*away, *bsp(2), *exclude(1), *bsp(2), *READMIT, *settle("asp"), *asp(12)]
+    assert Scripted({3: {1}, 5: set(), 7: {1}}).drive(tries) == again
+    assert Scripted({}).drive(tries) == [*bsp(8), *settle("asp"), *asp(12)]
+    new = [*bsp(3), *exclude(1), *bsp(2), *exclude(2), *bsp(5), *READMIT, *bsp(1), *settle("asp"), *asp(12)]
+    assert Scripted({3: {1}, 5: {1, 2}, 10: set()}).drive(tries) == new
+
+
 def test_elastic_keeps_the_least_members() -> None:
     three, four = (Elastic(BSP(), ASP(), 32, least) for least in (3, 4))
     rest = [*READMIT, *settle("asp"), *asp(12)]
@@ -988,6 +1000,7 @@ def test_policies_that_do_nothing_leave_the_plan_alone(policy: str) -> None:
         (lambda: Stragglers.parse("elastic(count=0)"), "count is a whole number from 1; got 0"),
         (lambda: Stragglers.parse("elastic(spread=wide)"), "spread is a number; got 'wide'"),
         (lambda: Stragglers.parse("lazy(count=3)"), "got 'lazy'"),
+        (lambda: Stragglers(trial=-1), "trial is a whole number of steps, or 0 for never; got -1"),
     ],
 )
 def test_wrong_policies(make: Callable[[], Stragglers], said: str) -> None:
@@ -1009,6 +1022,7 @@ def test_wrong_policies(make: Callable[[], Stragglers], said: str) -> None:
             st.floats(0, 1),
         ),
         st.integers(1, 9),
+        st.integers(0, 9),
     )
 )
 def test_a_policys_text_means_the_policy(policy: Stragglers) -> None:

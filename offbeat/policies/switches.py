@@ -28,7 +28,10 @@ _SETTINGS: dict[str, type] = {
     "spread": float,
     "recovery": float,
     "min_members": int,
+    "trial": int,
 }
+_OWN = ("min_members", "trial")
+"""Settings of the policy; the others are the detector's."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,14 @@ class Stragglers:
         plan's switch from BSP.
     detection: how they are told.
     min_members: how many BSP keeps at least under elastic; of more stragglers the lowest ranks stay.
+    trial: every so many steps whoever is outside under elastic may come back, and stays if it is fast again;
+        0, the paper's: only at the switch.
     """
 
     policy: str = "off"
     detection: Detection = field(default_factory=Detection)
     min_members: int = 2
+    trial: int = 0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -51,6 +57,8 @@ class Stragglers:
         least = self.min_members
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
             raise ValueError(f"min_members is a whole number from 1; got {least!r}")
+        if isinstance(self.trial, bool) or not isinstance(self.trial, int) or self.trial < 0:
+            raise ValueError(f"trial is a whole number of steps, or 0 for never; got {self.trial!r}")
 
     @classmethod
     def parse(cls, text: str) -> Stragglers:
@@ -71,7 +79,7 @@ class Stragglers:
                 )
             kind = _SETTINGS[name]
             try:
-                given["here" if name == "min_members" else "detection"][name] = kind(value)
+                given["here" if name in _OWN else "detection"][name] = kind(value)
             except ValueError:
                 raise ValueError(f"--stragglers {text!r}: {name} is {_KINDS[kind]}; got {value!r}") from None
         return cls(found["policy"], Detection(**given["detection"]), **given["here"])
@@ -95,7 +103,7 @@ class Stragglers:
         assert isinstance(plan.first, BSP)
         if self.policy == "greedy":
             return Greedy(plan.first, plan.then, plan.at)
-        return Elastic(plan.first, plan.then, plan.at, self.min_members)
+        return Elastic(plan.first, plan.then, plan.at, self.min_members, self.trial)
 
 
 def begins_with_bsp(plan: Protocol) -> bool:
@@ -141,24 +149,39 @@ class Elastic(Switch):
     complete the specified amount of BSP training free of stragglers. Once the designated BSP workload is
     fulfilled, it will then restore the cluster size and train the remaining workload with ASP".
 
-    least: members that stay at least.
+    least: members that stay at least. trial: every so many steps those outside come back (0: never before
+    the switch); one that is still slow is flagged again. A checkpoint just then makes it the next time.
     """
 
     least: int = 2
+    trial: int = 0
 
     def run(self, w: Worker) -> Program:
         while not passed(w, self.at):
             while w.running and not passed(w, self.at):
                 if slow := self._removable(w):
                     yield w.exclude(slow)
-                else:
-                    turn = While(w, lambda: not self._removable(w) and not passed(w, self.at))
-                    yield from self.first.run(turn)
+                    continue
+                since = w.clock
+                yield from self.first.run(While(w, partial(self._undisturbed, w, since)))
+                if self._due(w, since) and self._going_on(w):
+                    yield w.readmit()
             if not passed(w, self.at):  # a checkpoint interrupts it, or the job is over
                 break
             yield w.readmit()
             yield w.settle(then=self)
         yield from self.then.run(w)
+
+    def _undisturbed(self, w: Worker, since: int) -> bool:
+        return self._going_on(w) and not self._due(w, since)
+
+    def _going_on(self, w: Worker) -> bool:
+        """Whether there is no reason to change the members, or to end."""
+        return w.running and not self._removable(w) and not passed(w, self.at)
+
+    def _due(self, w: Worker, since: int) -> bool:
+        """Whether those outside are to be tried, by members that have been the same since a clock."""
+        return self.trial > 0 and w.clock > since and w.clock % self.trial == 0
 
     def _removable(self, w: Worker) -> frozenset[int]:
         """The stragglers among the members, as many as may go."""
