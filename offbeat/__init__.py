@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from offbeat.job import world_size as world_size
     from offbeat.plan import PlanError as PlanError
     from offbeat.plan import parse as parse_plan  # noqa: F401
+    from offbeat.policies.detector import Detection as Detection
+    from offbeat.policies.switches import Stragglers as Stragglers
     from offbeat.protocols import ASP as ASP
     from offbeat.protocols import BSP as BSP
     from offbeat.protocols import SSP as SSP
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from offbeat.protocols import LocalSGD as LocalSGD
     from offbeat.protocols import Protocol as Protocol
     from offbeat.protocols import Switch as Switch
+    from offbeat.sync import BelowMinimum as BelowMinimum
     from offbeat.sync import Synchronizer as Synchronizer
     from offbeat.worker import Handle as Handle
     from offbeat.worker import Worker as Worker
@@ -32,8 +35,10 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "ASP": "offbeat.protocols",
     "BSP": "offbeat.protocols",
+    "BelowMinimum": "offbeat.sync",
     "CheckpointError": "offbeat.checkpoint",
     "DaSGD": "offbeat.protocols",
+    "Detection": "offbeat.policies.detector",
     "Diverged": "offbeat.guard",
     "Handle": "offbeat.worker",
     "LocalSGD": "offbeat.protocols",
@@ -41,6 +46,7 @@ _HOME = {
     "PlanError": "offbeat.plan",
     "Protocol": "offbeat.protocols",
     "SSP": "offbeat.protocols",
+    "Stragglers": "offbeat.policies.switches",
     "Switch": "offbeat.protocols",
     "Synchronizer": "offbeat.sync",
     "Worker": "offbeat.worker",

@@ -13,8 +13,10 @@ import offbeat
 PUBLIC = [
     "ASP",
     "BSP",
+    "BelowMinimum",
     "CheckpointError",
     "DaSGD",
+    "Detection",
     "Diverged",
     "Handle",
     "LocalSGD",
@@ -22,6 +24,7 @@ PUBLIC = [
     "PlanError",
     "Protocol",
     "SSP",
+    "Stragglers",
     "Switch",
     "Synchronizer",
     "Worker",
