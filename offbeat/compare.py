@@ -128,6 +128,7 @@ def _mean(rows: list[Row]) -> Row:
 def table(comparison: Comparison) -> Table:
     """The comparison for a terminal. Staleness has a column where some plan has pushed."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     target = "the target" if comparison.target is None else f"{100 * comparison.target:.1f}%"
@@ -142,9 +143,9 @@ def table(comparison: Comparison) -> Table:
         made.add_column(name, justify="right")
     for row in comparison.rows:
         if row.error is not None:
-            made.add_row(row.plan, "failed", *[""] * (len(columns) - 1))
+            made.add_row(escape(row.plan), "failed", *[""] * (len(columns) - 1))
         else:
-            made.add_row(row.plan, *_cells(row, stale), *([_runs(row)] if repeated else []))
+            made.add_row(escape(row.plan), *_cells(row, stale), *([_runs(row)] if repeated else []))
     return made
 
 

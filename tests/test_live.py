@@ -247,6 +247,10 @@ def shown(*runs: Run) -> str:
     return console.file.getvalue()
 
 
+def test_a_policy_is_shown_beside_its_plan() -> None:
+    assert "bsp:10% asp [elastic(count=2)]" in shown(run("bsp:10% asp [elastic(count=2)]", 5.0, []))
+
+
 def test_staleness_is_weighted_by_pushes_and_has_a_column_only_then() -> None:
     bsp, asp = run("bsp", 10.0, []), run("asp:10% bsp:50% asp", 5.0, [])
     stale = Run(asp.plan, [*asp.records, pushes(3.0, 30, 30, mean=1.0), pushes(9.0, 15, 5, mean=5.0)])
