@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.checkpoint import CheckpointError
-from offbeat.cluster.members import names_of
+from offbeat.cluster.roll import names_of
 from offbeat.plan import PlanError, parse
 from offbeat.plan import check as plan_check
 from offbeat.policies.switches import Greedy

@@ -8,8 +8,8 @@ from typing import Any
 
 from offbeat.cluster.control import COMMITS, Event
 from offbeat.cluster.epoch import PeerLost
-from offbeat.cluster.members import names_of
 from offbeat.cluster.replicas import Landing, ReplicaWorker, scale_of
+from offbeat.cluster.roll import names_of
 from offbeat.cluster.state import collect, receive, share
 from offbeat.site import now
 from offbeat.worker import Handle

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from offbeat.policies.lookout import PROBE
 from offbeat.site import now
 
 # A forked child (a data loader's process) has none of a group's threads: collecting one there would hang it.
@@ -30,8 +31,6 @@ FORMING = timedelta(seconds=20)
 """For the members to connect where one may have died meanwhile."""
 LOOK = 0.02
 """Seconds between two looks whether one has."""
-PROBE = 64 << 10
-"""Bytes of a probe's message: enough to tell a slow link by, and gone at once over a fast one."""
 
 
 class PeerLost(RuntimeError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from offbeat.cluster.control import COMMITS, Event, Exchange, Word
 from offbeat.cluster.desk import Desk
 from offbeat.cluster.epoch import PATIENCE, Epoch, PeerLost
-from offbeat.cluster.roll import Roll
+from offbeat.cluster.roll import Roll, names_of
 from offbeat.cluster.state import collect, share
 from offbeat.journal import Journal
 from offbeat.ledger import WORD
@@ -375,7 +375,3 @@ class Members:
         """Every member's text, in their order; `event` names what is going on."""
         self.exchange(event).read()
         return collect(self.epoch, text)
-
-
-def names_of(ranks: Collection[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, sorted(ranks)))}"

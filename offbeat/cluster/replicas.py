@@ -448,7 +448,6 @@ class ReplicaWorker(Worker):
         """`protocol` takes charge; with times, it is a switch whose cost is journalled."""
         before, self.protocol = self.protocol, protocol
         self._under, self._entered_at = self._units_under(before), self.units
-        self.watch.begin()
         self.pacing.begin()
         if isinstance(protocol, BSP):
             self._bsp_left = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 POLL = 0.005
@@ -133,3 +133,7 @@ class Roll:
         """Lets newcomers in."""
         for rank in ranks:
             self._store.set(f"admit/{rank}/{self.attempts[rank]}", json.dumps(where))
+
+
+def names_of(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, sorted(ranks)))}"

@@ -19,6 +19,8 @@ from offbeat.policies.detector import Detection, Detector, Look
 
 PROBES = 3
 """Members that each member sends to in a probe; one fewer than the members at most."""
+PROBE = 64 << 10
+"""Bytes of a probe's message: enough to tell a slow link by, and gone at once over a fast one."""
 STANDS_OUT = 2.0
 """How many times slower than others a link must be to be somebody's doing: single messages are noisy."""
 AFTER = 50

@@ -81,8 +81,6 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
     shape, plan, total = costs.cluster.model, os.environ.get("OFFBEAT_PLAN"), os.environ.get("OFFBEAT_TOTAL")
     if shape is not None and plan and total:
         model, wire = Model.of(shape), os.environ.get("OFFBEAT_WIRE")
-        return _simulate(script.path, parse(plan), int(total), costs, model, out, wire)
-        model, wire = Model(shape.sizes, shape.width), os.environ.get("OFFBEAT_WIRE")
         policy = stragglers_of("off")
         return _simulate(script.path, parse(plan), int(total), costs, model, out, wire, policy)
     probe = ProbeSite(costs.workers)

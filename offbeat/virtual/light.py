@@ -107,8 +107,6 @@ class LightWorker(Worker):
         self.met, self.met_at = 0.0, -1.0  # seconds of the last landing without all others, and its begin
         self.averages = 0  # begun so far
         self.delay = 1  # that was chosen
-        self._computing: Later = job.computing
-        self._reduction: Later = job.reduction if len(job.members) > 1 else job.computing
         self.flagged: frozenset[int] = frozenset()
         self._computing, self._watching = job.computing, job.watching
         # Under shards: see `asynchronous.py`.
@@ -132,6 +130,8 @@ class LightWorker(Worker):
     @property
     def hiding(self) -> int:
         return self.delay
+
+    @property
     def stragglers(self) -> frozenset[int]:
         calm = self.shards is not None and self.units >= self.shards.calm
         return NOBODY if calm else self.flagged

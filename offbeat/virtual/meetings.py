@@ -86,8 +86,7 @@ class Reduction(Later):
 class Average(Later):
     """One average of the members' parameters and buffers."""
 
-    __slots__ = ("delay", "done", "last", "missing", "told", "waiting")
-    __slots__ = ("done", "flagged", "last", "missing", "told", "waiting")
+    __slots__ = ("delay", "done", "flagged", "last", "missing", "told", "waiting")
 
     def __init__(self, members: int):
         self.missing = members  # that have not begun it

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from offbeat.cluster.epoch import PROBE, Epoch, PeerLost, Work
+from offbeat.cluster.epoch import Epoch, PeerLost, Work
+from offbeat.policies.lookout import PROBE
 
 if TYPE_CHECKING:
     from offbeat.virtual.engine import Engine, VirtualSite

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
 from offbeat.cluster import sizes
+from offbeat.cluster.roll import names_of
 from offbeat.plan import check, check_timing
-from offbeat.cluster.epoch import PeerLost
-from offbeat.cluster.members import names_of
-from offbeat.plan import check
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.virtual.asynchronous import Shards
@@ -26,9 +24,8 @@ from offbeat.virtual.clock import Clock
 from offbeat.virtual.cost import Costs
 from offbeat.virtual.diary import Diary, Recorder
 from offbeat.virtual.light import Computing, LightWorker
-from offbeat.virtual.meetings import Averages, Reduction, Settlement
-from offbeat.virtual.model import Model as Model
 from offbeat.virtual.meetings import Averages, Forming, Readmission, Reduction, Settlement
+from offbeat.virtual.model import Model as Model
 from offbeat.virtual.watching import NUMBER, Watching
 from offbeat.worker import Handle
 
@@ -91,7 +88,6 @@ def simulate(
     """
     check(plan, total)
     check_timing(plan)
-    job = Simulation(plan, total, costs, model, wire, clock or Clock())
     policy = stragglers or Stragglers()
     job = Simulation(policy.apply(plan), total, costs, model, wire, clock or Clock(), policy)
     job.diary = Diary(job, journal, batch_size, watch)

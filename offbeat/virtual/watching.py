@@ -6,9 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offbeat.cluster.epoch import PROBE
 from offbeat.policies.detector import Look
-from offbeat.policies.lookout import Lookout, Pace, own_links, shifts
+from offbeat.policies.lookout import PROBE, Lookout, Pace, own_links, shifts
 from offbeat.policies.switches import Stragglers
 
 if TYPE_CHECKING:
