@@ -176,25 +176,27 @@ def read(path: Path | str) -> list[Record]:
     off (the run is being written, or was killed) is left out.
 
     Raises FileNotFoundError, or ValueError with the line's number where the file is no journal."""
-    return list(_rows(_file(path)))
+    return list(rows(path))
 
 
-def _file(path: Path | str) -> Path:
+def rows(path: Path | str) -> Iterator[Record]:
+    """As `read`, one record after the other: a journal may be larger than memory."""
     path = Path(path)
-    return path / "journal.jsonl" if path.is_dir() else path
-
-
-def _rows(path: Path) -> Iterator[Record]:
-    lines = path.read_text(errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "type" not in row:
-                raise ValueError("no record")
-        except ValueError:
-            if number == len(lines):
-                return
-            raise ValueError(f"{path} is not a journal of offbeat: line {number} is {line[:60]!r}") from None
-        yield row
+    if path.is_dir():
+        path = path / "journal.jsonl"
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line == b"\n":
+                continue
+            text = line.decode(errors="replace")
+            try:
+                row = json.loads(text)
+                if not isinstance(row, dict) or "type" not in row:
+                    raise ValueError("no record")
+            except (ValueError, RecursionError):
+                if not line.endswith(b"\n"):
+                    return
+                raise ValueError(
+                    f"{path} is not a journal of offbeat: line {number} is {text.rstrip()[:60]!r}"
+                ) from None
+            yield row
