@@ -23,6 +23,7 @@ from offbeat.options import (
     Script,
     ScriptCommand,
     StragglersOption,
+    TensorBoard,
     TimingOnly,
     Total,
     Virtual,
@@ -39,9 +40,11 @@ from offbeat.options import (
 )
 from offbeat.plan import PlanError
 from offbeat.planner import commands as planner
+from offbeat.report.commands import report
 from offbeat.runs import audit, ctl
 from offbeat.search.commands import RECURRING, JobName, Recurring, StoreOption, jobs, search
 from offbeat.virtual.commands import app as cluster_app
+from offbeat.watch import watch
 
 if TYPE_CHECKING:
     from offbeat.cluster.launcher import Outcome
@@ -64,6 +67,8 @@ app.command(cls=ScriptCommand)(search)
 app.command()(jobs)
 app.command(cls=ScriptCommand)(planner.plan)
 app.command(cls=ScriptCommand)(planner.profile)
+app.command()(report)
+app.command()(watch)
 
 
 def main() -> None:
@@ -148,6 +153,7 @@ def run(
     timing_only: TimingOnly = False,
     job: JobName = None,
     store: StoreOption = None,
+    tensorboard: TensorBoard = False,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
@@ -193,6 +199,7 @@ def run(
         if found is not None:
             spec = replace(spec, plan=found.job.plan)
         outcome, directory, screen = _launch(spec, quiet)
+        outcome, directory, screen = _launch(spec, quiet, tensorboard)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
     if found is not None and outcome.code == 0 and node_rank == 0 and (text := found.ended(directory)):
@@ -238,6 +245,7 @@ def compare(
         int, typer.Option("--repeat", help="Runs of each plan, with the seeds from --seed on.")
     ] = 1,
     jobs: Annotated[int, typer.Option("--jobs", help="Virtual runs that go side by side.")] = 1,
+    tensorboard: TensorBoard = False,
     all_output: AllOutput = False,
     quiet: Quiet = False,
 ) -> None:
@@ -277,6 +285,10 @@ def compare(
             for number in range(repeat)
         ]
         check_cluster(specs[0])
+        if tensorboard:
+            from offbeat.scalars import Board
+
+            Board()  # refuses now where it could not write later
         directory = _compare_directory(script, out)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
@@ -288,7 +300,7 @@ def compare(
         directory / (f"{1 + i // repeat}-{slug(spec.label)}" + (f"-{spec.seed}" if repeat > 1 else ""))
         for i, spec in enumerate(specs)
     ]
-    runs, code = Contest(specs, places, jobs, quiet).run()
+    runs, code = Contest(specs, places, jobs, quiet, tensorboard).run()
     result = compare_runs(runs)
     (directory / "compare.json").write_text(
         json.dumps(
@@ -314,6 +326,7 @@ def compare(
             typer.echo(f"offbeat: {row.plan} failed: {row.error}", err=True)
     if not quiet:
         typer.echo(f"offbeat: runs and compare.json are in {_short(directory)}", err=True)
+    _report(directory, quiet)
     raise typer.Exit(code or int(any(row.error is not None for row in result.rows)))
 
 
@@ -329,6 +342,19 @@ def _recurring(
     if not quiet:
         typer.echo(f"offbeat: recurring: {found.job.plan}", err=True)
     return found
+def _report(directory: Path, quiet: bool) -> None:
+    """Makes the comparison's report and says what it shows."""
+    from offbeat.report.history import ReportError
+    from offbeat.report.page import write_report
+
+    to = directory / "report.html"
+    try:
+        shows = write_report([directory], to)
+    except (ReportError, OSError) as error:
+        typer.echo(f"offbeat: no report: {error}", err=True)
+        return
+    if not quiet:
+        typer.echo(f"offbeat: {_short(to)} shows it in a browser: {', '.join(shows)}", err=True)
 
 
 def _compare_directory(script: str, out: str | None) -> Path:
@@ -344,12 +370,12 @@ def _compare_directory(script: str, out: str | None) -> Path:
     return path.absolute()
 
 
-def _launch(spec: LaunchSpec, quiet: bool) -> tuple[Outcome, Path, Screen]:
+def _launch(spec: LaunchSpec, quiet: bool, tensorboard: bool) -> tuple[Outcome, Path, Screen]:
     """Runs this host's part of a job to its end. Raises LaunchError when it cannot start."""
     from offbeat.cluster.launcher import Launcher
     from offbeat.screen import Screen
 
-    screen = Screen(quiet, prefix=spec.prefixed)
+    screen = Screen(quiet, prefix=spec.prefixed, tensorboard=tensorboard)
     try:
         with Launcher(spec, screen.output, screen.note) as launcher:
             launcher.start()

@@ -24,8 +24,16 @@ class Contest:
     """Runs `specs`, each into its place, at most `jobs` at a time. Of runs side by side the screen shows only
     their ends."""
 
-    def __init__(self, specs: Sequence[LaunchSpec], places: Sequence[Path], jobs: int, quiet: bool):
+    def __init__(
+        self,
+        specs: Sequence[LaunchSpec],
+        places: Sequence[Path],
+        jobs: int,
+        quiet: bool,
+        tensorboard: bool = False,
+    ):
         self._specs, self._places, self._jobs, self._quiet = specs, places, jobs, quiet
+        self._tensorboard = tensorboard
         self._found: dict[int, Run] = {}
         self._code = 0
 
@@ -52,7 +60,14 @@ class Contest:
         spec, place = self._specs[number], self._places[number]
         label = f"[{number + 1}/{len(self._specs)}] {spec.label}: "
         try:
-            return Entry(number, replace(spec, out=str(place)), label, self._quiet, self._jobs > 1)
+            return Entry(
+                number,
+                replace(spec, out=str(place)),
+                label,
+                self._quiet,
+                self._jobs > 1,
+                self._tensorboard,
+            )
         except LaunchError as problem:
             self._found[number] = Run(spec.label, [], str(place), str(problem))
             return None
@@ -76,9 +91,11 @@ class Contest:
 class Entry:
     """One run under way. Raises LaunchError when it cannot start."""
 
-    def __init__(self, number: int, spec: LaunchSpec, label: str, quiet: bool, crowded: bool):
+    def __init__(
+        self, number: int, spec: LaunchSpec, label: str, quiet: bool, crowded: bool, tensorboard: bool
+    ):
         self.number, self._label, self._quiet = number, label, quiet
-        self.screen = Screen(quiet or crowded, prefix=spec.prefixed, label=label)
+        self.screen = Screen(quiet or crowded, spec.prefixed, label, tensorboard)
         if not quiet:
             self.screen.note(f"{label}begins")
         self.launcher = Launcher(spec, self.screen.output, self.screen.note)

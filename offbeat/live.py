@@ -14,10 +14,12 @@ from offbeat.journal import Record
 
 RECENT = 10.0
 """Seconds over which speed, waiting and the time left are judged."""
+EVENTS = 40
+"""Records that are kept to be told as events."""
+LOSSES = 120
+"""Losses that are kept, at least, of a longer run."""
 VIRTUAL = ("virtual", "timing-only")
 """Backends whose seconds are virtual."""
-FEW = 0.8
-"""A worker that made fewer than this share of its even part of the pushes is named."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,29 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A `workers` record: what each rank had done at time `t`: units, busy and waiting seconds."""
+
+    t: float
+    rows: dict[int, tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A worker's recent time: units a second, and the share of it that was spent waiting."""
+
+    units: float
+    units_per_s: float | None
+    waiting: float | None
+
+
+@dataclass(frozen=True)
 class View:
     """A run as far as its journal tells. Times are seconds since the run's start. `staleness` is that of the
     last push while shards are in charge; `pushes` and `stale` are the ended shards phases' pushes and
-    the sum of their staleness."""
+    the sum of their staleness. `members`: their ranks, once they have changed; `slow`: ranks that are flagged
+    as stragglers; `losses`: evenly over the run, every `stride`-th of those sampled; `happened`: the last
+    records that are events."""
 
     plan: str = ""
     virtual: bool = False
@@ -52,6 +73,15 @@ class View:
     began: float | None = None
     evaluation: dict[str, Any] | None = None
     end: dict[str, Any] | None = None
+    script: str = ""
+    lr: float | None = None
+    members: tuple[int, ...] | None = None
+    slow: frozenset[int] = frozenset()
+    looks: tuple[Look, ...] = ()
+    losses: tuple[float, ...] = ()
+    sampled: int = 0
+    stride: int = 1
+    happened: tuple[Record, ...] = ()
 
     @property
     def first(self) -> Point:
@@ -80,6 +110,23 @@ class View:
         return self.stale / self.pushes if self.pushes else None
 
     @property
+    def paces(self) -> dict[int, Pace]:
+        """Each worker's, by rank."""
+        if not self.looks:
+            return {}
+        now, before = self.looks[-1], self.looks[0]
+        found = {}
+        for rank, (units, busy, wait) in sorted(now.rows.items()):
+            earlier = before.rows.get(rank, (0.0, 0.0, 0.0)) if before is not now else (0.0, 0.0, 0.0)
+            since = before.t if before is not now else self.began or 0.0
+            done, worked, waited = (a - b for a, b in zip((units, busy, wait), earlier, strict=True))
+            seconds, spent = now.t - since, worked + waited
+            found[rank] = Pace(
+                units, done / seconds if seconds > 0 else None, waited / spent if spent > 0 else None
+            )
+        return found
+
+    @property
     def seconds_left(self) -> float | None:
         seconds, progress = self.now.t - self.first.t, self.now.progress - self.first.progress
         if self.now.progress >= 1:
@@ -88,43 +135,59 @@ class View:
 
 
 def fold(view: View, record: Record) -> View:
-    """The view after one more record. Records that it does not know change nothing."""
-    kind, t = record.get("type"), number(record.get("t")) or 0.0
+    """The view after one more record. Records that it does not know, or cannot read, change nothing: a look
+    at a run must not end it."""
+    try:
+        return _fold(view, record)
+    except (TypeError, ValueError, AttributeError):
+        return view
+
+
+def _fold(view: View, record: Record) -> View:
+    kind, t = record.get("type"), finite(record.get("t")) or 0.0
     if kind == "run":
         return replace(
             view,
             plan=str(record.get("plan") or ""),
             virtual=record.get("backend") in VIRTUAL,
-            workers=int(number(record.get("workers")) or 0),
-            total=int(number(record.get("total")) or 0),
+            workers=int(finite(record.get("workers")) or 0),
+            total=int(finite(record.get("total")) or 0),
+            script=str(record.get("script") or ""),
         )
     if kind in ("step", "phase"):
         view = replace(
             view,
             protocol=str(record.get("protocol", view.protocol)),
-            units=int(number(record.get("units")) or view.units),
+            units=int(finite(record.get("units")) or view.units),
             loss=view.loss if record.get("loss") is None else number(record["loss"]),
-            staleness=number(record.get("staleness")),
+            lr=view.lr if record.get("lr") is None else number(record["lr"]),
+            staleness=finite(record.get("staleness")),
             began=t if view.began is None else view.began,
         )
-        return _at(view, t, progress=number(record.get("progress")) or view.now.progress)
+        view = _sampled(view, record) if kind == "step" else _happened(view, record)
+        return _at(view, t, progress=finite(record.get("progress")) or view.now.progress)
     if kind == "workers":
         rows = record.get("workers") or []
         totals = {
-            name: sum(number(row.get(key)) or 0.0 for row in rows)
+            name: sum(finite(row.get(key)) or 0.0 for row in rows)
             for name, key in (("samples", "samples"), ("busy", "busy_s"), ("wait", "wait_s"))
         }
-        return _at(view, t, **totals, keep=True)
+        return _at(_looked(view, t, rows), t, **totals, keep=True)
     if kind == "pushes":
         count, stale = pushed(record)
-        return replace(view, pushes=view.pushes + count, stale=view.stale + stale)
+        view = replace(view, pushes=view.pushes + count, stale=view.stale + stale)
+    elif kind == "members":
+        view = replace(view, members=tuple(int(one) for one in record.get("members") or ()))
+    elif kind == "straggler":
+        rank = {int(finite(record.get("rank")) or 0)}
+        view = replace(view, slow=view.slow | rank if record.get("action") == "flagged" else view.slow - rank)
     if kind == "evaluation":
         return replace(view, evaluation=dict(record.get("values") or {}))
     if kind == "end":
-        done = int(number(record.get("units")) or view.units)
+        done = int(finite(record.get("units")) or view.units)
         progress = min(1.0, done / view.total) if view.total else view.now.progress
         return replace(view, end=dict(record), units=done, now=replace(view.now, progress=progress))
-    return view
+    return _happened(view, record)
 
 
 def view(records: Iterable[Record]) -> View:
@@ -133,6 +196,41 @@ def view(records: Iterable[Record]) -> View:
     for record in records:
         state = fold(state, record)
     return state
+
+
+def _happened(view: View, record: Record) -> View:
+    """All but samples and figures is kept for a while: who shows it knows what is an event."""
+    if record.get("type") in ("start", "data", "ledger"):
+        return view
+    return replace(view, happened=(*view.happened, record)[-EVENTS:])
+
+
+def _sampled(view: View, record: Record) -> View:
+    """Keeps the loss if its turn has come; when there are many, every other one."""
+    loss = number(record.get("loss"))
+    if loss is None:
+        return view
+    losses, stride = view.losses, view.stride
+    if view.sampled % stride == 0:
+        losses = (*losses, loss)
+    if len(losses) > 2 * LOSSES:
+        losses, stride = losses[::2], 2 * stride
+    return replace(view, losses=losses, stride=stride, sampled=view.sampled + 1)
+
+
+def _looked(view: View, t: float, rows: list[Any]) -> View:
+    found = {
+        int(rank): (
+            finite(row.get("units")) or 0.0,
+            finite(row.get("busy_s")) or 0.0,
+            finite(row.get("wait_s")) or 0.0,
+        )
+        for row in rows
+        if (rank := finite(row.get("rank"))) is not None
+    }
+    looks = (*view.looks, Look(t, found))
+    recent = next(i for i, look in enumerate(looks) if t - look.t <= RECENT)
+    return replace(view, looks=looks[max(0, recent - 1) :])
 
 
 def _at(view: View, t: float, keep: bool = False, **changes: float) -> View:
@@ -166,55 +264,10 @@ def line(view: View) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def event(record: Record) -> str | None:
-    """The line that a record deserves of its own where lines are few, or None."""
-    kind = record.get("type")
-    if kind == "switch":
-        costs = [number(record.get(f"{part}_ms")) or 0.0 for part in ("drain", "settle", "transfer")]
-        return (
-            f"switch {record.get('from')} → {record.get('to')} at "
-            f"{100 * (number(record.get('progress')) or 0.0):.1f}% ({record.get('units')} units): "
-            f"{sum(costs):.1f} ms (drain {costs[0]:.1f}, settle {costs[1]:.1f}, transfer {costs[2]:.1f})"
-        )
-    if kind == "phase":
-        progress = number(record.get("progress")) or 0.0
-        return f"{100 * progress:.1f}%: {record.get('protocol')}" if progress == 0 else None
-    if kind == "pushes":
-        return _pushes(record)
-    if kind == "diverged":
-        stale = number(record.get("staleness"))
-        where = f"its step {record.get('clock')}, {record.get('units')} units"
-        where += "" if stale is None else f", staleness {stale:g}"
-        return f"diverged on rank {record.get('rank')} ({where}): {record.get('reason')}"
-    if kind == "rollback":
-        where = f"from {record.get('units')} to {record.get('to_units')} units ({record.get('path')})"
-        return f"rollback {where}, on with bsp: {record.get('reason')}"
-    if kind == "warning":
-        return f"warning: {record.get('message')}"
-    return None
-
-
-def _pushes(record: Record) -> str:
-    """Pushes of a phase, their staleness, who made far fewer than the others, what waited at the bound."""
-    rows = record.get("workers") or []
-    count, stale = pushed(record)
-    if not count:
-        return f"{record.get('protocol')}: no pushes"
-    most = max(number(row.get("max_staleness")) or 0.0 for row in rows)
-    staleness = f"staleness {stale / count:.1f} on average, {most:g} at most"
-    text = f"{record.get('protocol')}: {count:,.0f} pushes, {staleness}"
-    slowest = min(rows, key=lambda row: number(row.get("pushes")) or 0.0)
-    share = (number(slowest.get("pushes")) or 0.0) / count
-    if share < FEW / len(rows):
-        text += f"; rank {slowest.get('rank')} made {100 * share:.0f}% of them"
-    waits, seconds = (sum(number(row.get(f"bound_wait{end}")) or 0.0 for row in rows) for end in ("s", "_s"))
-    return text + (f"; {waits:,.0f} waits at the bound, {seconds:.1f} s" if waits else "")
-
-
 def pushed(record: Record) -> tuple[float, float]:
     """Pushes in a `pushes` record, and the sum of their staleness."""
-    count = sum(number(row.get("pushes")) or 0.0 for row in record.get("workers") or [])
-    return count, count * (number(record.get("mean_staleness")) or 0.0)
+    count = sum(finite(row.get("pushes")) or 0.0 for row in record.get("workers") or [])
+    return count, count * (finite(record.get("mean_staleness")) or 0.0)
 
 
 def summary(view: View) -> str:
@@ -257,6 +310,12 @@ def number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
+
+
+def finite(value: Any) -> float | None:
+    """A journal's number, None where it is none, is not finite, or is too large to reckon with."""
+    found = number(value)
+    return found if found is not None and abs(found) < 1e15 else None
 
 
 def amount(value: float) -> str:

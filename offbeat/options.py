@@ -128,6 +128,10 @@ ProfileFile = Annotated[
 TimingOnly = Annotated[
     bool, typer.Option("--timing-only", help="Virtual time without gradients, for clusters of any size.")
 ]
+TensorBoard = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="Write the run's figures for TensorBoard, too (into its directory)."),
+]
 AllOutput = Annotated[
     bool, typer.Option("--all-output", help="Show every rank's output, with its rank before each line.")
 ]

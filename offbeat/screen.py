@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from offbeat import live
+from offbeat.events import ALARMING, NOTED, event
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from offbeat.scalars import Board
 
 EVERY = 10.0
 """Seconds between two lines where the live line cannot stay in place."""
@@ -19,14 +22,21 @@ EVERY = 10.0
 class Screen:
     """On a terminal one live line stays at the bottom while output scrolls above it; elsewhere a plain
     line comes every ten seconds and at every switch. `quiet` leaves only the workers' output. `prefix`
-    puts each line's rank before it."""
+    puts each line's rank before it. With `tensorboard` the run's figures are written for TensorBoard, too.
 
-    def __init__(self, quiet: bool = False, prefix: bool = False, label: str = ""):
+    Raises LaunchError where TensorBoard's package is missing."""
+
+    def __init__(self, quiet: bool = False, prefix: bool = False, label: str = "", tensorboard: bool = False):
         self.quiet, self._prefix, self._label = quiet, prefix, label
         self.view = live.View()
         self._follower: live.Follower | None = None
         self._live: Live | None = None
         self._next = 0.0
+        self._board: Board | None = None
+        if tensorboard:
+            from offbeat.scalars import Board
+
+            self._board = Board()
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -44,6 +54,8 @@ class Screen:
     def follow(self, out: Path) -> None:
         """Shows the run whose directory is `out`."""
         self._follower = live.Follower(out / "journal.jsonl")
+        if self._board is not None:
+            self._board.open(out / "tensorboard")
 
     def update(self) -> None:
         """Reads what is new in the journal and shows it."""
@@ -52,12 +64,11 @@ class Screen:
         records = self._follower.read()
         for record in records:
             self.view = live.fold(self.view, record)
-            text = live.event(record)
-            if (
-                text
-                and not self.quiet
-                and (self._live is None or record["type"] in ("warning", "diverged", "rollback"))
-            ):
+            if self._board is not None:
+                self._board.add(record)
+            if self.quiet or record["type"] not in (NOTED if self._live is None else ALARMING):
+                continue
+            if text := event(record):
                 self.note(self._label + text)
         now = time.monotonic()
         if self.quiet or now < self._next:
@@ -98,6 +109,8 @@ class Screen:
             _write(sys.stderr, text)
 
     def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -182,7 +182,10 @@ def test_compare_from_end_to_end() -> None:
     assert code == 1
     (directory,) = Path("runs").iterdir()
     assert "-compare-job" in directory.name
-    assert sorted(p.name for p in directory.iterdir()) == ["1-bsp", "2-local", "3-dasgd", "compare.json"]
+    assert sorted(p.name for p in directory.iterdir()) == [
+        *("1-bsp", "2-local", "3-dasgd", "compare.json", "report.html")
+    ]
+    assert f"{directory / 'report.html'} shows it in a browser: the verdict" in err
     result = json.loads((directory / "compare.json").read_text())
     assert result["target"] == 0.5
     first, failed, third = result["plans"]

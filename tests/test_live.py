@@ -13,6 +13,7 @@ from rich.console import Console
 
 from offbeat import live
 from offbeat.compare import Run, compare, table
+from offbeat.events import event
 from offbeat.journal import Record
 from offbeat.screen import Screen
 
@@ -100,30 +101,30 @@ def test_unknown_and_incomplete_records_are_harmless() -> None:
     kinds = ["step", "pushes", "diverged", "rollback", "end"]
     strange = [row("novel", 1.0), {"type": "workers", "t": 1}, *({"type": kind} for kind in kinds)]
     assert live.view(START + strange).plan == "bsp:50% local"
-    assert sum(live.event(record) is not None for record in strange) == 3
+    assert sum(event(record) is not None for record in strange) == 3
 
 
 def test_lines_of_their_own() -> None:
     switch = {"from": "bsp", "to": "local", "drain_ms": 1, "settle_ms": 9, "transfer_ms": 2}
-    told = live.event(row("switch", 7.0, units=100, progress=0.5, **switch))
+    told = event(row("switch", 7.0, units=100, progress=0.5, **switch))
     assert told == "switch bsp → local at 50.0% (100 units): 12.0 ms (drain 1.0, settle 9.0, transfer 2.0)"
-    assert live.event(START[1]) == "0.0%: bsp"
-    assert live.event(row("warning", 1.0, message="odd")) == "warning: odd"
-    assert live.event(STEADY[0]) is None
-    assert live.event(pushes(9.0, 600, 604)) == "asp: 1,204 pushes, staleness 3.0 on average, 9 at most"
-    assert live.event(pushes(9.0, 45, 43, 12, bound_waits=2, bound_wait_s=0.5)) == (
+    assert event(START[1]) == "0.0%: bsp"
+    assert event(row("warning", 1.0, message="odd")) == "warning: odd"
+    assert event(STEADY[0]) is None
+    assert event(pushes(9.0, 600, 604)) == "asp: 1,204 pushes, staleness 3.0 on average, 9 at most"
+    assert event(pushes(9.0, 45, 43, 12, bound_waits=2, bound_wait_s=0.5)) == (
         "asp: 100 pushes, staleness 3.0 on average, 9 at most; rank 2 made 12% of them; "
         "6 waits at the bound, 1.5 s"
     )
     diverged = {"rank": 2, "clock": 31, "units": 120, "loss": "nan", "reason": "the loss is nan"}
-    assert live.event(row("diverged", 8.0, **diverged, staleness=7)) == (
+    assert event(row("diverged", 8.0, **diverged, staleness=7)) == (
         "diverged on rank 2 (its step 31, 120 units, staleness 7): the loss is nan"
     )
-    assert live.event(row("diverged", 8.0, **diverged, staleness=None)) == (
+    assert event(row("diverged", 8.0, **diverged, staleness=None)) == (
         "diverged on rank 2 (its step 31, 120 units): the loss is nan"
     )
     rollback = {"units": 120, "path": "a.pt", "to_units": 100, "reason": "the loss is nan"}
-    assert live.event(row("rollback", 9.0, **rollback)) == (
+    assert event(row("rollback", 9.0, **rollback)) == (
         "rollback from 120 to 100 units (a.pt), on with bsp: the loss is nan"
     )
 
