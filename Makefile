@@ -2,18 +2,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BROWSED := $(VENV)/.browser
 
 HOSTS_TOOL ?= $(wildcard ../shared/tools/hosts.py)
 
-.PHONY: help demo test test-all lint bench soak
+.PHONY: help demo test test-all lint bench soak browser pictures docs
 
 help:
-	@echo "make demo      six plans on scikit-learn's digits, two workers each, one table"
+	@echo "make demo      six plans on scikit-learn's digits, two workers each, one report"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     throughput of every protocol against raw DDP and no communication"
 	@echo "make soak      half an hour of kills, cuts and newcomers under every protocol"
 	@echo "make lint      lint, format check and types"
+	@echo "make browser   a browser for the tests that open reports, where root has apt"
+	@echo "make docs      the documentation's site, in build/docs"
+	@echo "make pictures  the documentation's pictures of reports"
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,10 +33,23 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+$(BROWSED): $(READY) .ci/browser
+	.ci/browser $(BIN)/python
+	touch $@
+
+browser: $(BROWSED)
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+pictures: $(BROWSED)
+	$(BIN)/python docs/pictures/make.py
+
+test: lint browser
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/python -m pytest -q
 
 bench: $(READY)
