@@ -137,6 +137,8 @@ class Terminal:
             stderr=follower,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
             start_new_session=True,
+            # tests that run in the background ignore it, and their children would
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(follower)
         self.text = ""
@@ -154,9 +156,12 @@ class Terminal:
             except OSError:  # nobody writes any more
                 time.sleep(seconds)
 
-    def end(self) -> int:
+    def end(self, limit: float = 60) -> int:
         """Its exit code."""
+        end = time.monotonic() + limit
         while self.process.poll() is None:
+            if time.monotonic() > end:
+                self.process.kill()
             self._read(0.1)
         self._read(0.1)
         os.close(self._leader)
