@@ -198,7 +198,6 @@ def run(
         found = _recurring(spec, plan, job, store, quiet)
         if found is not None:
             spec = replace(spec, plan=found.job.plan)
-        outcome, directory, screen = _launch(spec, quiet)
         outcome, directory, screen = _launch(spec, quiet, tensorboard)
     except (PlanError, LaunchError, ValueError) as error:
         refuse(str(error))
@@ -342,6 +341,8 @@ def _recurring(
     if not quiet:
         typer.echo(f"offbeat: recurring: {found.job.plan}", err=True)
     return found
+
+
 def _report(directory: Path, quiet: bool) -> None:
     """Makes the comparison's report and says what it shows."""
     from offbeat.report.history import ReportError
