@@ -165,6 +165,7 @@ def ends(out: str) -> set[str]:
     return {line.partition("end ")[2] for line in out.splitlines() if "end " in line}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_script")
 def test_virtual_workers_choose_together() -> None:
     Path("c.toml").write_text(
