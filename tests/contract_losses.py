@@ -159,6 +159,26 @@ class Losses:
         assert members[0] == [0, 2, 3]
         assert [0, 1, 2, 3] in members[1:]
 
+    def test_a_new_process_comes_while_a_straggler_is_out(self, engine: Any) -> None:
+        """It knows who is outside: its learning rate is the members', and at the switch all are back."""
+        options = {"stragglers": "elastic"}
+        loss = Loss("bsp:70% asp", 600, momentum=0.5, who=1, pace=0.02, flags={3: [2]}, options=options)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
+        assert found[1].notes["attempt"] == 1
+        members = [row["members"] for row in journal.read(engine.out) if row["type"] == "members"]
+        assert members == [[0, 1, 3], [0, 3], [0, 1, 3], [0, 1, 2, 3]]
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+
+    def test_a_new_process_comes_where_stragglers_are_watched(self, engine: Any) -> None:
+        options = {"stragglers": "observe(window=5)"}
+        loss = Loss("asp", 600, momentum=0.5, who=1, pace=0.02, options=options)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
+        assert found[1].notes["attempt"] == 1
+
     @pytest.mark.parametrize("plan", ["bsp", "asp", "bsp:30% dasgd(4,2)"])
     @pytest.mark.parametrize("delay", [-0.5, 0.5])
     def test_one_that_begins_alone_is_joined(self, engine: Any, plan: str, delay: float) -> None:

@@ -18,12 +18,14 @@ from offbeat import resume
 from offbeat.cluster import average, changes, client, memory, real, replicas
 from tests.models import flat, loss_of
 from tests.scripts import Result, Setup, result, seeds, table
+from tests.scripts_stragglers import plant
 
 
 @dataclass(frozen=True)
 class Loss(Setup):
     """moment: where rank `who` dies, once it has taken `after` steps; only its first process does. Ranks that
-    are not of the beginning come after `delay` seconds (negative: before those that are)."""
+    are not of the beginning come after `delay` seconds (negative: before those that are). flags: who is a
+    straggler from which clock on."""
 
     who: int = 1
     too: int = -1  # another that dies likewise
@@ -33,6 +35,7 @@ class Loss(Setup):
     saves: str = ""
     pace: float = 0.0
     delay: float = 0.0
+    flags: dict[int, list[int]] = field(default_factory=dict)
     rest: dict[str, Any] = field(default_factory=dict)
 
 
@@ -112,6 +115,8 @@ def mortal(loss: Loss) -> Result:
         time.sleep(abs(loss.delay))
     arm_early(loss)
     model, optimizer, sync = loss.start()
+    if loss.flags:
+        plant(sync, loss.flags, 5)
     arm(loss, sync, model)
     seeds(100 + offbeat.rank())
     log = Path(os.environ["OFFBEAT_OUT"]) / f"seen{offbeat.rank()}.jsonl"

@@ -46,7 +46,7 @@ class Planted(Watch):
             time.sleep(0.005)  # the leader counts: on a busy machine too it comes to its turn
         return True
 
-    def look(self, phase: int, members: Sequence[int]) -> bool:
+    def look(self, phase: str, members: Sequence[int]) -> bool:
         return self._pushes >= self._calm
 
     def forget(self) -> None:

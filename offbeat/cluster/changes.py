@@ -152,6 +152,9 @@ class ChangingWorker(ReplicaWorker):
         mine = {
             "total": self.total,
             "left": sorted(self.team.left),
+            "outside": sorted(self.team.outside),
+            "readmitted": self.team.readmitted,
+            "grown": self.team.grown,
             "known": 0 if self.team.desk is None else self.team.desk.known,
             "protocol": str(self.protocol) if self._entered else None,
             "ledger": self.keeps_ledger,
@@ -165,6 +168,8 @@ class ChangingWorker(ReplicaWorker):
             self.meter.before = rest["seconds"]
         self.total = self.total if rest["total"] is None else rest["total"]
         self.team.left = set(rest["left"])
+        self.team.outside, self.team.readmitted = frozenset(rest["outside"]), rest["readmitted"]
+        self.team.grown = self.team.grown or rest["grown"]
         self.keeps_ledger = rest["ledger"]
         if self.team.desk is not None:
             self.team.desk.known = rest["known"]

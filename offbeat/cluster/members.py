@@ -69,7 +69,7 @@ class Members:
         self._departed: set[int] = set()
         self.left: set[int] = set()  # who have no more data, and wait for the end
         self.outside: frozenset[int] = frozenset()  # excluded, until they are readmitted
-        self._readmitted = 0  # how often
+        self.readmitted = 0  # how often
         # Newcomers are to be let in, or requests to be met, as soon as all members hold the same.
         self.knocking = False
         self._looked, self._news = 0.0, False
@@ -206,23 +206,33 @@ class Members:
         members = sorted({*self.epoch.members, *self.outside})
         self.place(self.clock, self.units)
         if self.rank == source:
-            call = {"epoch": number, "members": members, "source": source}
-            self.store.set(f"readmit/{self._readmitted}", json.dumps(call))
+            call = {"epoch": number, "members": members, "source": source, "attempts": self._attempts}
+            self.store.set(f"readmit/{self.readmitted}", json.dumps(call))
         self._back(number, members, reason)
         return source
 
     def wait_outside(self, reason: str) -> int:
         """This worker was excluded: waits until it is called back. Returns the rank whose state and place it
         is to take."""
-        call = self._wait_for(f"readmit/{self._readmitted}")
+        call = self._wait_for(f"readmit/{self.readmitted}")
+        self._hear_of_attempts(call["attempts"])
         self._back(call["epoch"], call["members"], reason)
         return int(call["source"])
 
     def _back(self, number: int, members: Sequence[int], reason: str) -> None:
         self.outside = frozenset()
-        self._readmitted += 1
+        self.readmitted += 1
         self._enter(number, members, reason)
         self.live = self.epoch.size
+
+    @property
+    def _attempts(self) -> dict[int, int]:
+        return {} if self.roll is None else self.roll.attempts
+
+    def _hear_of_attempts(self, attempts: Mapping[str, int]) -> None:
+        """Who was away doesn't know which process of a rank takes part now."""
+        if self.roll is not None:
+            self.roll.attempts.update({int(rank): attempt for rank, attempt in attempts.items()})
 
     def _wait_for(self, key: str) -> Any:
         with contextlib.suppress(AttributeError):
@@ -285,6 +295,7 @@ class Members:
         self.place(self.clock, self.units)
         number, members = self.epoch.number + 1, sorted({*self.epoch.members, *found})
         roll.attempts.update(found)
+        self.outside -= found.keys()  # who died there
         self.grown = True
         if self.rank == source:
             where = {"epoch": number, "members": members, "source": source}
@@ -345,7 +356,8 @@ class Members:
         number, source = self.epoch.number + 1, self.epoch.members[0]
         self.place(self.clock, self.units)  # counted by those who stayed
         if self.rank == source:
-            call = {"epoch": number, "source": source, "members": sorted({*self.epoch.members, *back})}
+            members = sorted({*self.epoch.members, *back})
+            call = {"epoch": number, "source": source, "members": members, "attempts": self._attempts}
             self.store.set("final", json.dumps(call))
         self._enter(number, sorted({*self.epoch.members, *back}), "the end: those who had left are back")
         return source
@@ -353,6 +365,7 @@ class Members:
     def wait_for_call(self) -> int:
         """This worker has left: waits for the last epoch. Returns the rank that holds the final state."""
         final = self._wait_for("final")
+        self._hear_of_attempts(final["attempts"])
         self.outside = frozenset()
         self.left = set()
         self._enter(final["epoch"], final["members"], "the end: those who had left are back")

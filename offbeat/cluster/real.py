@@ -232,12 +232,17 @@ class RealWorker(ChangingWorker):
     def _watch(self) -> None:
         """A window of pushes is complete: tells the others, and watches over them if that is its part."""
         assert self.home is not None
-        self.watch.tell(self._phase, self._taken, self.home.counts.wait_s)
+        self.watch.tell(self._stretch, self._taken, self.home.counts.wait_s)
         if self.rank != self.home.leader:
             return
-        calm = self.watch.look(self._phase, self.members)
+        calm = self.watch.look(self._stretch, self.members)
         if calm and self.stragglers:
             self.home.stop(CALM)
+
+    @property
+    def _stretch(self) -> str:
+        """The phase, by a name that newcomers know too."""
+        return f"{self.epoch.number}-{self._cut_at}"
 
     def _finite(self) -> bool:
         """With a GradScaler: unscales the gradients; whether all of them are finite."""
@@ -295,7 +300,7 @@ class RealWorker(ChangingWorker):
         self._cut_at, self._cut_used, self._strayed = self.units, self.team.used, 0
         self._limit = self._halt = inf
         if self.watch.settings is not None:
-            self.watch.tell(self._phase, 0, 0.0)
+            self.watch.tell(self._stretch, 0, 0.0)
         self._exchange(Event.CUT).read()
         self.team.apart = True
         self.averager.release()

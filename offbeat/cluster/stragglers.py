@@ -108,7 +108,7 @@ class Watch:
 
     # On shards
 
-    def tell(self, phase: int, pushes: int, waited: float) -> None:
+    def tell(self, phase: str, pushes: int, waited: float) -> None:
         """Puts this worker's figures into the store: pushes of the phase, and seconds of its own time."""
         figures = [pushes, self._worker.meter.seconds - self._aside - waited]
         self._worker.team.store.set(f"pace/{phase}/{self._worker.rank}", json.dumps(figures))
@@ -117,7 +117,7 @@ class Watch:
         """Whether this worker's window is complete."""
         return self.settings is not None and pushes % self.settings.detection.window == 0
 
-    def look(self, phase: int, members: Sequence[int]) -> bool:
+    def look(self, phase: str, members: Sequence[int]) -> bool:
         """The leader's look at all figures. Returns whether nobody is a straggler any more."""
         rows = self._worker.team.store.multi_get([f"pace/{phase}/{rank}" for rank in members])
         figures = {rank: tuple(json.loads(row)) for rank, row in zip(members, rows, strict=True)}
