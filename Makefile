@@ -51,6 +51,8 @@ test: lint browser
 
 test-all: lint browser
 	$(BIN)/python -m pytest -q
+test-all: lint
+	HOSTS_TOOL=$(HOSTS_TOOL) $(BIN)/python -m pytest -q
 
 bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py
