@@ -50,8 +50,6 @@ test: lint browser
 	$(BIN)/python -m pytest -q -m "not slow"
 
 test-all: lint browser
-	$(BIN)/python -m pytest -q
-test-all: lint
 	HOSTS_TOOL=$(HOSTS_TOOL) $(BIN)/python -m pytest -q
 
 bench: $(READY)
