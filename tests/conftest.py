@@ -33,8 +33,10 @@ SAMPLE = (
 """Of the matrices of deaths and of those that come."""
 
 
-FEW = {"TestReal": 3, "TestVirtual": 1, "": 5}
+FEW = {"TestReal": 2, "TestVirtual": 1, "": 5}
 """Of a test with more settings than these (of a suite, or of none) every third is run each time."""
+STRIDE = {"TestReal": 4}
+"""Or every fourth."""
 
 
 def slow(item: pytest.Item) -> bool:
@@ -59,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         groups.setdefault(_of(item), []).append(item)
     for (suite, _), group in groups.items():
         for number, item in enumerate(group):
-            if len(group) > FEW.get(suite, 5) and number % 3:
+            if len(group) > FEW.get(suite, 5) and number % STRIDE.get(suite, 3):
                 item.add_marker(pytest.mark.slow)
     for item in items:
         if slow(item):

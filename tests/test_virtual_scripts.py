@@ -277,6 +277,7 @@ def test_compare_repeats_side_by_side() -> None:
         "2-asp-0",
         "2-asp-1",
         "compare.json",
+        "report.html",
     ]
     assert "runs" in out
 
