@@ -15,8 +15,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.planner.flops import Inputs, ModelCost, count
-from offbeat.site import here, move_to
-from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.model import Model, model_of
 from offbeat.virtual.probe import Found, ProbeSite
 from offbeat.virtual.script import Script
@@ -78,23 +76,7 @@ def look_at(path: str, args: Sequence[str], workers: int) -> Job:
     with redirect_stdout(sys.stderr):  # what it says is no part of the answer
         script = Script(path, args, workers, None, False)
     site = _Looking(workers)
-    error: BaseException | None = None
-    outside, before = Ambient.of_process(), here()
-    move_to(site)
-    with script:
-        ambient = script.ambient(0)
-        ambient.enter()
-        try:
-            script(0)
-        except Found:
-            pass
-        except BaseException as other:
-            error = other
-        finally:
-            ambient.leave()
-            outside.enter()
-            move_to(before)
-    if error is not None:
+    if (error := site.run(script)) is not None:
         where, last = script.line_of(error), traceback.format_exception_only(type(error), error)[-1].strip()
         raise ScriptFailed(f"the beginning of {path} failed{f' at {where}' if where else ''}: {last}")
     site.finish()

@@ -23,14 +23,13 @@ from offbeat.plan import PlanError, parse
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.site import move_to
-from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.clock import Clock, ClockSite
 from offbeat.virtual.cluster import ClusterError, find
 from offbeat.virtual.cost import Costs
 from offbeat.virtual.engine import Ending, Engine
 from offbeat.virtual.footprint import Footprint, TooLarge
 from offbeat.virtual.model import model_of
-from offbeat.virtual.probe import Found, ProbeSite
+from offbeat.virtual.probe import ProbeSite
 from offbeat.virtual.script import Script
 from offbeat.virtual.timing import Model, simulate
 
@@ -84,23 +83,9 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         policy = stragglers_of("off")
         return _simulate(script.path, parse(plan), int(total), costs, model, out, wire, policy)
     probe = ProbeSite(costs.workers)
-    error: BaseException | None = None
-    outside = Ambient.of_process()
-    move_to(probe)
-    with script:
-        ambient = script.ambient(0)
-        ambient.enter()
-        try:
-            script(0)
-        except Found:
-            pass
-        except BaseException as other:
-            error = other
-            traceback.print_exc()
-        finally:
-            ambient.leave()
-            outside.enter()
-    sync = probe.sync
+    error, sync = probe.run(script), probe.sync
+    if error is not None:
+        traceback.print_exception(error)
     if error is not None or sync is None or sync.total is None:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"

@@ -10,10 +10,13 @@ import torch
 
 from offbeat.cluster.epoch import Epoch
 from offbeat.job import Job, seed_of
+from offbeat.site import here, move_to
+from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.clock import Clock, ClockSite
 
 if TYPE_CHECKING:
     from offbeat.sync import Synchronizer
+    from offbeat.virtual.script import Script
 
 
 class Found(BaseException):
@@ -64,3 +67,22 @@ class ProbeSite(ClockSite):
 
     def computed(self) -> None:
         raise Found
+
+    def run(self, script: Script) -> BaseException | None:
+        """Runs the script here until it has told what it would train. Returns what else it raised."""
+        outside, before = Ambient.of_process(), here()
+        move_to(self)
+        with script:
+            ambient = script.ambient(0)
+            ambient.enter()
+            try:
+                script(0)
+            except Found:
+                pass
+            except BaseException as error:
+                return error
+            finally:
+                ambient.leave()
+                outside.enter()
+                move_to(before)
+        return None
