@@ -110,3 +110,29 @@ def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():
     epoch = Connections([0, 1])
     roll.meets(epoch)
     assert epoch.closed.is_set()
+
+
+class Impatient:
+    """A store that fails a test which would wait for ever."""
+
+    def __init__(self, store, looks=5000):
+        self._store, self._looks = store, looks
+
+    def check(self, keys):
+        self._looks -= 1
+        assert self._looks, f"still waiting for {keys}"
+        return self._store.check(keys)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def test_a_roll_called_by_who_knows_less_takes_no_newer_process_for_an_older():
+    """Rank 1's second process has died; who called the later roll knows of its first one only."""
+    board, store = Board(), Impatient(HashStore())
+    roll = Roll(store, board, 0, 0, 2)
+    roll.attempts[1] = 2
+    board.tell_death(1, 2)
+    store.set("roll/4/called", '{"members": [0, 1], "attempts": {"0": 0, "1": 1}}')
+    decision = roll.call(3, [0, 1], {"rank": 0})
+    assert (decision["epoch"], decision["members"]) == (5, [0])

@@ -77,7 +77,8 @@ class Roll:
             if later:
                 epoch, called = later[-1], json.loads(store.get(f"roll/{later[-1]}/called"))
                 members, decided = called["members"], ""
-                self.attempts.update({int(rank): attempt for rank, attempt in called["attempts"].items()})
+                for rank, attempt in called["attempts"].items():  # whoever has called may know less
+                    self.attempts[int(rank)] = max(attempt, self.attempts.get(int(rank), 0))
             if not decided:
                 called = {"members": list(members), "attempts": self.attempts}
                 store.set(f"roll/{epoch}/called", json.dumps(called))
