@@ -61,6 +61,10 @@ MOST = 60
 """Ranks in a job."""
 EACH = 30.0
 """Units a second that a worker does, nearly."""
+STALL = 45.0
+"""Seconds without a step by anybody that are a fault: what befalls a job costs a few."""
+TAIL = 64 * 1024
+"""Bytes of a journal's end that are read for its last step."""
 
 
 class Job:
@@ -74,6 +78,8 @@ class Job:
         self.launchers: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
         self.done: Counter[str] = Counter()
         self.sizes: dict[int, list[tuple[float, int, int]]] = {}  # by process: when, KB of RSS, descriptors
+        self.stalls: list[str] = []
+        self.begun = time.monotonic()
         folder.mkdir(parents=True)
         (folder / "train.py").write_text(TRAIN)
         for host in range(self.count):
@@ -117,8 +123,10 @@ class Job:
         if self.hosts is not None:
             kinds += ["throttle", "blink", "cut"]
         kind = self.draw.choice(kinds)
+        self.about = ""
         if kind in ("kill", "stop") and len(workers) > 1:
             pid = self.draw.choice(sorted(workers))
+            self.about = f"{rank_of(pid)} on host {workers[pid]}"
             mates = [one for one, host in workers.items() if host == workers[pid]]
             if workers[pid] == 0 and len(mates) < 2:
                 return "nothing"  # all of the first host at once: a job may end so
@@ -126,18 +134,22 @@ class Job:
                 os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         elif kind == "come" and len(workers) < 3 * self.count:
             host = self.draw.randrange(self.count)
+            self.about = f"host {host}"
             self.launch(host, f"later{len(self.launchers)}-h{host}", workers=1, later=True)
         elif kind == "throttle":
             host = self.draw.randrange(self.count)
+            self.about = f"host {host}"
             self.hosts.set(host, rate="5mbit")
             self.mending = lambda: self.hosts.set(host, rate="200mbit")
         elif kind == "blink":
             host = self.draw.randrange(1, self.count)
+            self.about = f"host {host}"
             self.hosts.cut(host)
             time.sleep(2 * HEARTBEAT)
             self.hosts.mend(host)
         elif kind == "cut":  # for good: its workers are given up; then it comes again
             host = self.draw.randrange(1, self.count)
+            self.about = f"host {host}"
             self.hosts.cut(host)
             time.sleep(9 * HEARTBEAT)
             self.hosts.mend(host)
@@ -147,6 +159,7 @@ class Job:
         return kind
 
     mending: Any = None
+    about = ""
 
     def measure(self) -> None:
         pids = [*self.workers(), *(made.pid for _, made in self.launchers.values() if made.poll() is None)]
@@ -158,13 +171,20 @@ class Job:
 
     def run(self, every: float, seconds: float) -> list[str]:
         """To its end. Returns what is wrong."""
-        begun, last = time.monotonic(), time.monotonic()
+        last = moved = time.monotonic()
+        clock = None
         while self.first.poll() is None:
             time.sleep(0.5)
             now = time.monotonic()
-            if now > begun + 4 * seconds + 120:
-                return [f"hangs after {now - begun:.0f} s: {self.stand()}", *self.end()]
+            if now > self.begun + 4 * seconds + 120:
+                return [f"hangs after {now - self.begun:.0f} s: {self.stand()}", *self.end()]
             self.measure()
+            if (found := self.last_step()) != clock:
+                clock, moved = found, now
+            elif clock is not None and now > moved + STALL:
+                self.stalls.append(f"no step for {STALL:g} s after {clock}, at {now - self.begun:.0f} s")
+                self.show_stacks(len(self.stalls))
+                moved = now
             if (
                 now > last + every * self.draw.uniform(0.7, 1.3)
                 and self.out.joinpath("journal.jsonl").exists()
@@ -173,8 +193,30 @@ class Job:
                 if self.mending is not None:
                     self.mending()
                     self.mending = None
-                self.done[self.trouble()] += 1
+                found = self.trouble()
+                self.done[found] += 1
+                with (self.folder / "troubles.txt").open("a") as diary:
+                    diary.write(f"{now - self.begun:7.1f} s  {found} {self.about}\n")
         return self.end()
+
+    def last_step(self) -> str | None:
+        """Where the job was at the last step that the journal tells of."""
+        try:
+            with (self.out / "journal.jsonl").open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
+                lines = [line for line in file.read().splitlines() if line.startswith(b'{"type": "step"')]
+        except OSError:
+            return None
+        return lines[-1][:120].decode(errors="replace") if lines else None
+
+    def show_stacks(self, number: int) -> None:
+        """Where every worker is, for who looks for the fault: needs py-spy."""
+        with (self.folder / f"stacks{number}.txt").open("w") as file:
+            for pid in self.workers():
+                with contextlib.suppress(OSError):
+                    file.write(f"== {pid} {words_of(pid)!r} {rank_of(pid)}\n")
+                    file.flush()
+                    subprocess.run(["py-spy", "dump", "--native", "--pid", str(pid)], stdout=file, stderr=file)
 
     def stand(self) -> str:
         rows = journal.read(self.out) if (self.out / "journal.jsonl").exists() else []
@@ -182,7 +224,7 @@ class Job:
 
     def end(self) -> list[str]:
         """Ends what is left, and judges."""
-        wrong = []
+        wrong = list(self.stalls)
         if self.first.poll() != 0:
             tail = (self.folder / "h0.log").read_text(errors="replace")[-600:]
             wrong.append(f"the first launcher's exit code is {self.first.poll()}: {tail}")
@@ -231,6 +273,14 @@ def words_of(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def rank_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if word.startswith(b"RANK="):
+                return f"rank {word[5:].decode()}"
+    return ""
 
 
 def main() -> None:

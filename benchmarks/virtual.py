@@ -68,8 +68,10 @@ def virtual(plan: str, workers: int, units: int, size: int) -> tuple[float, floa
                 F.cross_entropy(model(x), y).backward()
                 sync.step()
 
-    ambients = [Ambient(None, sys.argv, {}, sys.stdout, sys.stderr) for _ in range(workers)]
-    engine = Engine(Costs(preset("here").sized(workers), 0), script, ambients)
+    def ambient(rank: int) -> Ambient:
+        return Ambient(None, sys.argv, {}, sys.stdout, sys.stderr)
+
+    engine = Engine(Costs(preset("here").sized(workers), 0), script, ambient)
     for ending in engine.run():
         if ending.error is not None:
             raise ending.error
