@@ -61,8 +61,7 @@ MOST = 60
 """Ranks in a job."""
 EACH = 30.0
 """Units a second that a worker does, nearly."""
-STALL = 45.0
-"""Seconds without a step by anybody that are a fault: what befalls a job costs a few."""
+PROGRESS = b'{"type": "step"', b'{"type": "end"'
 TAIL = 64 * 1024
 """Bytes of a journal's end that are read for its last step."""
 
@@ -169,7 +168,7 @@ class Job:
                 row = time.monotonic(), size, len(os.listdir(f"/proc/{pid}/fd"))
                 self.sizes.setdefault(pid, []).append(row)
 
-    def run(self, every: float, seconds: float) -> list[str]:
+    def run(self, every: float, seconds: float, stall: float) -> list[str]:
         """To its end. Returns what is wrong."""
         last = moved = time.monotonic()
         clock = None
@@ -181,8 +180,9 @@ class Job:
             self.measure()
             if (found := self.last_step()) != clock:
                 clock, moved = found, now
-            elif clock is not None and now > moved + STALL:
-                self.stalls.append(f"no step for {STALL:g} s after {clock}, at {now - self.begun:.0f} s")
+            elif clock is not None and b'"end"' not in clock and now > moved + stall:
+                at = clock.decode(errors="replace")
+                self.stalls.append(f"no step for {stall:g} s after {at}, at {now - self.begun:.0f} s")
                 self.show_stacks(len(self.stalls))
                 moved = now
             if (
@@ -199,15 +199,15 @@ class Job:
                     diary.write(f"{now - self.begun:7.1f} s  {found} {self.about}\n")
         return self.end()
 
-    def last_step(self) -> str | None:
-        """Where the job was at the last step that the journal tells of."""
+    def last_step(self) -> bytes | None:
+        """The journal's last word of a step, or of the end."""
         try:
             with (self.out / "journal.jsonl").open("rb") as file:
                 file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
-                lines = [line for line in file.read().splitlines() if line.startswith(b'{"type": "step"')]
+                lines = [line for line in file.read().splitlines() if line.startswith(PROGRESS)]
         except OSError:
             return None
-        return lines[-1][:120].decode(errors="replace") if lines else None
+        return lines[-1][:120] if lines else None
 
     def show_stacks(self, number: int) -> None:
         """Where every worker is, for who looks for the fault: needs py-spy."""
@@ -216,7 +216,9 @@ class Job:
                 with contextlib.suppress(OSError):
                     file.write(f"== {pid} {words_of(pid)!r} {rank_of(pid)}\n")
                     file.flush()
-                    subprocess.run(["py-spy", "dump", "--native", "--pid", str(pid)], stdout=file, stderr=file)
+                    subprocess.run(
+                        ["py-spy", "dump", "--locals", "--pid", str(pid)], stdout=file, stderr=file
+                    )
 
     def stand(self) -> str:
         rows = journal.read(self.out) if (self.out / "journal.jsonl").exists() else []
@@ -290,6 +292,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two troubles")
     parser.add_argument("--hosts-tool", default="", metavar="PATH/hosts.py")
+    parser.add_argument(
+        "--stall", type=float, default=45.0, help="seconds without a step by anybody that are a fault"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plans", default="; ".join(PLANS), help='with ";" between them')
     args = parser.parse_args()
@@ -307,7 +312,7 @@ def main() -> None:
         while time.monotonic() < end:
             plan = plans[number % len(plans)]
             job = Job(plan, min(seconds, 240.0), folder / str(number), hosts, draw)
-            found = job.run(args.every, min(seconds, 240.0))
+            found = job.run(args.every, min(seconds, 240.0), args.stall)
             wrong += [f"{plan}: {line}" for line in found]
             number += 1
             for host in range(0 if hosts is None else hosts.count):
