@@ -27,6 +27,7 @@ from emulated import tool
 
 from offbeat import journal
 from offbeat.audit import audit
+from offbeat.cluster.process import is_stopped
 
 PLANS = (
     "bsp",
@@ -126,8 +127,7 @@ class Job:
         if kind in ("kill", "stop") and len(workers) > 1:
             pid = self.draw.choice(sorted(workers))
             self.about = f"{rank_of(pid)} on host {workers[pid]}"
-            mates = [one for one, host in workers.items() if host == workers[pid]]
-            if workers[pid] == 0 and len(mates) < 2:
+            if workers[pid] == 0 and not self.mates(pid, workers):
                 return "nothing"  # all of the first host at once: a job may end so
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
@@ -156,6 +156,17 @@ class Job:
         else:
             return "nothing"
         return kind
+
+    def mates(self, pid: int, workers: dict[int, int]) -> list[int]:
+        """The first host's members beside `pid` that go on: none that was stopped, or is starting."""
+        rows = journal.read(self.out)
+        members = [row["members"] for row in rows if row["type"] == "members"] or [range(2 * self.count)]
+        ranks = {f"rank {rank}" for rank in members[-1]}
+        return [
+            one
+            for one, host in workers.items()
+            if host == 0 and one != pid and rank_of(one) in ranks and not is_stopped(one) and age(one) > 20
+        ]
 
     mending: Any = None
     about = ""
@@ -283,6 +294,14 @@ def rank_of(pid: int) -> str:
             if word.startswith(b"RANK="):
                 return f"rank {word[5:].decode()}"
     return ""
+
+
+def age(pid: int) -> float:
+    """Seconds since a process began: a rank that was started again isn't a member yet."""
+    with contextlib.suppress(OSError):
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def main() -> None:
