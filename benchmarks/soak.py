@@ -191,11 +191,13 @@ class Job:
             self.measure()
             if (found := self.last_step()) != clock:
                 clock, moved = found, now
-            elif clock is not None and b'"end"' not in clock and now > moved + stall:
+            elif clock is not None and now > moved + stall:
                 at = clock.decode(errors="replace")
-                self.stalls.append(f"no step for {stall:g} s after {at}, at {now - self.begun:.0f} s")
+                self.stalls.append(f"nothing for {stall:g} s after {at}, at {now - self.begun:.0f} s")
                 self.show_stacks(len(self.stalls))
                 moved = now
+            if clock is not None and clock.startswith(PROGRESS[1]):
+                continue  # only to end well is left
             if (
                 now > last + every * self.draw.uniform(0.7, 1.3)
                 and self.out.joinpath("journal.jsonl").exists()
@@ -223,7 +225,7 @@ class Job:
     def show_stacks(self, number: int) -> None:
         """Where every worker is, for who looks for the fault: needs py-spy."""
         with (self.folder / f"stacks{number}.txt").open("w") as file:
-            for pid in self.workers():
+            for pid in [self.first.pid, *children(self.first.pid), *self.workers()]:
                 with contextlib.suppress(OSError):
                     file.write(f"== {pid} {words_of(pid)!r} {rank_of(pid)}\n")
                     file.flush()
@@ -268,10 +270,9 @@ class Job:
                         f"process {pid} has grown: {memory} to {more} KB, {files} to {handles} descriptors"
                     )
         counts = Counter(row["type"] for row in rows)
+        text = f"{self.plan:28} {self.total:7,} units  {dict(self.done)}  recoveries {counts['recovery']}, "
         print(
-            f"{self.plan:28} {self.total:7,} units  {dict(self.done)}  recoveries {counts['recovery']}, "
-            f"epochs {counts['members']}  {'OK' if not wrong else 'WRONG'}",
-            flush=True,
+            "\n".join([f"{text}epochs {counts['members']}  {'WRONG' if wrong else 'OK'}", *wrong]), flush=True
         )
         return wrong
 
@@ -312,7 +313,10 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two troubles")
     parser.add_argument("--hosts-tool", default="", metavar="PATH/hosts.py")
     parser.add_argument(
-        "--stall", type=float, default=45.0, help="seconds without a step by anybody that are a fault"
+        "--stall",
+        type=float,
+        default=45.0,
+        help="seconds without a step, or from the end to the exit, that are a fault",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plans", default="; ".join(PLANS), help='with ";" between them')

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from offbeat.cluster.epoch import Epoch, PeerLost
 from offbeat.cluster.pulse import ENDING, Pulse, Pulses
@@ -100,6 +100,23 @@ def test_a_death_ends_the_wait_for_an_epoch():
     with pytest.raises(PeerLost, match="has died meanwhile"):
         Epoch(1, [0, 1], 0, HashStore(), torch.device("cpu"), timedelta(hours=12), roll.gone)
     pulse._stop()
+
+
+def test_who_has_given_up_an_epoch_can_ask_the_store_at_once():
+    """What still waits in the store for the dead member is let go, and holds no connection of anybody else's."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = PrefixStore("job", TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False))
+    roll = Roll(store, Board(), 0, 0, 2)
+    roll.await_all([0, 1])
+    before = set(threading.enumerate())
+    threading.Timer(0.3, roll.hear_of, (1, 0)).start()
+    with pytest.raises(PeerLost, match="has died meanwhile"):
+        Epoch(1, [0, 1], 0, store, torch.device("cpu"), timedelta(hours=12), roll.gone)
+    asked = threading.Thread(target=store.check, args=(["anything"],), daemon=True)
+    asked.start()
+    asked.join(30)
+    assert not asked.is_alive()
+    wait_for(lambda: set(threading.enumerate()) <= before)
 
 
 def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():

@@ -106,14 +106,19 @@ class Epoch:
         if store is None:
             raise ValueError(f"{self.size} members need a store to meet in")
         before = _sockets()
-        for name in ("control", "gradients", "averages"):
-            place = PrefixStore(f"epoch{number}/{name}", store)
-            where = torch.device("cpu") if name == "control" else on
-            try:
+        if gone is not None:  # who gives up leaves a thread that waits there, and a connection serves one call
+            store = store.clone()  # type: ignore[attr-defined]
+        try:
+            for name in ("control", "gradients", "averages"):
+                place = PrefixStore(f"epoch{number}/{name}", store)
+                where = torch.device("cpu") if name == "control" else on
                 self._groups[name] = _unless(gone, _group, place, self.index, self.size, where, forming)
-            except RuntimeError as error:
-                raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
-        self._sockets = _sockets() - before
+        except RuntimeError as error:
+            raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
+        finally:
+            self._sockets = _sockets() - before
+            if len(self._groups) < 3:
+                self.close()
 
     @property
     def signals(self) -> bool:
@@ -233,7 +238,7 @@ def _closed(fd: int, inode: int) -> bool:
 
 def _unless(gone: Callable[[], bool] | None, make: Callable[..., Any], *args: Any) -> Any:
     """What `make` makes, which may take long. As soon as `gone`, raises PeerLost; then a thread is left that
-    waits until its time is up."""
+    waits until its time is up, or its connections are closed."""
     if gone is None:
         return make(*args)
     found: list[Any] = []
