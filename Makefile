@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSED := $(VENV)/.browser
 
+# Tests that run side by side.
+JOBS ?= 2
 HOSTS_TOOL ?= $(wildcard ../shared/tools/hosts.py)
 
 .PHONY: help demo test test-all lint bench soak browser pictures docs
@@ -47,10 +49,10 @@ pictures: $(BROWSED)
 	$(BIN)/python docs/pictures/make.py
 
 test: lint browser
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow"
 
 test-all: lint browser
-	HOSTS_TOOL=$(HOSTS_TOOL) $(BIN)/python -m pytest -q
+	HOSTS_TOOL=$(HOSTS_TOOL) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py

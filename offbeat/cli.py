@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +74,16 @@ app.command()(watch)
 
 
 def main() -> None:
-    app(prog_name="offbeat")
+    try:
+        app(prog_name="offbeat")
+    except SystemExit as ending:
+        # A thread of ours may still wait, in C++, for a host that was cut off: it would come back into an
+        # interpreter that has gone, and end the process by SIGABRT.
+        if any(thread.name.startswith("offbeat-") for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ending.code if isinstance(ending.code, int) else 1)
+        raise
 
 
 @app.callback(invoke_without_command=True)

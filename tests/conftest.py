@@ -29,6 +29,9 @@ SAMPLE = (
     "[0.5-bsp]",
     "[meeting-0]",
     "[preparing-2]",
+    "[bsp-giving-0]",
+    "[asp-telling-2]",
+    "died_those_that_come_say_so[asp]",
 )
 """Of the matrices of deaths and of those that come."""
 

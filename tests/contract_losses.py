@@ -52,8 +52,8 @@ COMES = [
 
 def samples_seen(engine: Any, workers: int) -> Counter[int]:
     found: Counter[int] = Counter()
-    for rank in range(workers):
-        for line in (engine.out / f"seen{rank}.jsonl").read_text().splitlines():
+    for path in [engine.out / f"seen{rank}.jsonl" for rank in range(workers)]:
+        for line in path.read_text().splitlines() if path.exists() else ():  # who came too late has none
             found.update(json.loads(line))
     return found
 
@@ -119,6 +119,15 @@ class Losses:
         assert proof.clean
         assert proof.ended
         assert proof.missing <= 8
+
+    @pytest.mark.parametrize("plan", ["bsp", "asp"])
+    def test_when_all_have_died_those_that_come_say_so(self, engine: Any, plan: str) -> None:
+        """Nobody is left to let them in."""
+        loss = Loss(plan, 160, momentum=0.5, who=0, too=1, pace=0.01)
+        found = engine.outcomes(2, scripts_losses.mortal, loss, minimum=1)
+        assert {type(one) for one in found} == {RemoteError}
+        text = "all workers that held the job's state have died: go on from a checkpoint"
+        assert {one.message for one in found} == {text}
 
     @pytest.mark.parametrize(
         ("moment", "who"),
@@ -187,6 +196,23 @@ class Losses:
         assert [one for one in found if isinstance(one, RemoteError | Died)] == []
         all_hold_the_same(found)
         assert 300 <= found[0].units < 303
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+
+    @pytest.mark.parametrize("who", [0, 2])
+    @pytest.mark.parametrize("moment", ["giving", "telling"])
+    @pytest.mark.parametrize("plan", ["bsp", "dasgd(4,2)", "asp"])
+    def test_a_member_dies_while_another_comes(self, engine: Any, plan: str, moment: str, who: int) -> None:
+        """Be it the one whose state the newcomer is given: the others hold the same."""
+        loss = Loss(plan, 300, momentum=0.5, who=who, moment=moment, after=1, pace=0.01, delay=0.3)
+        found = engine.outcomes(3, scripts_losses.mortal, loss, minimum=1, later=1)
+        assert [one for one in found if isinstance(one, RemoteError)] == []
+        all_hold_the_same([one for one in found if not isinstance(one, Died)])
+        rows = journal.read(engine.out)
+        reasons = [row["reason"] for row in rows if row["type"] == "members"]
+        assert f"rank {who} died" in reasons
+        assert {row["type"] for row in rows} >= {"recovery", "end"}
         (proof,) = audit_of(engine.out)
         assert proof.clean
         assert proof.ended

@@ -86,6 +86,10 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     elif loss.moment == "checkpoint":
         before(sync.worker.team, "gather")
         before(resume, "write")
+    elif loss.moment == "giving":
+        before(changes, "receive")
+    elif loss.moment == "telling":
+        before(sync.worker, "_take_rest")
     elif loss.moment == "step":
         before(replicas.ReplicaWorker, "step")
     elif loss.moment not in EARLY:

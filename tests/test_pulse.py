@@ -58,7 +58,7 @@ def pulses():
 
 def test_signs_of_life_go_on_while_the_network_is_cut(pulses):
     board = Board()
-    roll = Roll(None, board, 1, 0, 2)
+    roll = Roll(HashStore(), board, 1, 0, 2)
     assert pulses.last(1) == 0
     pulse = Pulse(roll, board, 0.04, pulses.path, 1)
     wait_for(lambda: pulses.last(1))
@@ -76,7 +76,7 @@ def test_signs_of_life_go_on_while_the_network_is_cut(pulses):
 
 def test_an_epoch_that_has_lost_a_member_is_closed():
     board = Board()
-    roll = Roll(None, board, 0, 0, 3)
+    roll = Roll(HashStore(), board, 0, 0, 3)
     roll.await_all([0, 1])
     epoch = Connections([0, 1])
     roll.meets(epoch)
@@ -93,7 +93,7 @@ def test_an_epoch_that_has_lost_a_member_is_closed():
 def test_a_death_ends_the_wait_for_an_epoch():
     """The other member never comes; without the ear this would take twelve hours."""
     board = Board()
-    roll = Roll(None, board, 0, 0, 2)
+    roll = Roll(HashStore(), board, 0, 0, 2)
     board.tell_death(1, 0)  # before anybody waits for it: the count alone tells nothing new
     pulse = Pulse(roll, board, 0.04, None, 0)
     roll.await_all([0, 1])
@@ -103,7 +103,7 @@ def test_a_death_ends_the_wait_for_an_epoch():
 
 
 def test_who_has_given_up_an_epoch_can_ask_the_store_at_once():
-    """What still waits in the store for the dead member is let go, and holds no connection of anybody else's."""
+    """What still waits in the store for the dead member is let go, and holds up nobody's connection."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = PrefixStore("job", TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False))
     roll = Roll(store, Board(), 0, 0, 2)
@@ -121,7 +121,7 @@ def test_who_has_given_up_an_epoch_can_ask_the_store_at_once():
 
 def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():
     board = Board()
-    roll = Roll(None, board, 0, 0, 2)
+    roll = Roll(HashStore(), board, 0, 0, 2)
     roll.await_all([0, 1])
     roll.hear_of(1, 0)
     epoch = Connections([0, 1])

@@ -41,8 +41,8 @@ class ChangingWorker(ReplicaWorker):
     def __init__(self, *args: Any, **more: Any):
         self._torn = False  # a state was only half received
         self.place_protocol: str | None = None  # of the job, when this worker came to it; None: none yet
-        self.more: Callable[[], Any] = lambda: None  # what else a returning worker is to take over
         self.arrived_more: Any = None
+        self.more: Callable[[], Any] = lambda: self.arrived_more  # what else who comes is to take over
         self.take_more: Callable[[Any], None] = lambda more: setattr(self, "arrived_more", more)
         self.join_more: Callable[[list[Any]], None] = lambda rows: None  # of several workers
         self.on_admission: Callable[[], None] = lambda: None
@@ -127,6 +127,7 @@ class ChangingWorker(ReplicaWorker):
         names = names_of(ranks)
         if self.team.exclude(ranks, f"without {names}, which {'is' if len(ranks) == 1 else 'are'} slow"):
             self.journal.keep(False)
+            self._torn = True  # what it holds is of another time
             self._return(self.team.wait_outside(f"back among the members: {names}"))
         else:
             self.watch.begin()
@@ -139,11 +140,11 @@ class ChangingWorker(ReplicaWorker):
             self._return(self.team.readmit(f"back among the members: {names}"))
 
     def _return(self, source: int) -> None:
-        """All members of an epoch into which some come or return take the source's state and place."""
-        self._torn = self._torn or self.rank != source
+        """All members of an epoch into which some come or return take the source's state and place. Who was a
+        member before holds the same already, and goes on holding it if the source dies meanwhile."""
         self._take_over(source)
-        self._torn = False
         self._take_rest(source)
+        self._torn = False
         self._settled = (self.clock, self.epoch.number)
         self.watch.forget()
 

@@ -106,7 +106,7 @@ class Epoch:
         if store is None:
             raise ValueError(f"{self.size} members need a store to meet in")
         before = _sockets()
-        if gone is not None:  # who gives up leaves a thread that waits there, and a connection serves one call
+        if gone is not None:  # who gives up leaves a thread that waits there; a connection serves one call
             store = store.clone()  # type: ignore[attr-defined]
         try:
             for name in ("control", "gradients", "averages"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -235,9 +234,11 @@ class Members:
             self.roll.attempts.update({int(rank): attempt for rank, attempt in attempts.items()})
 
     def _wait_for(self, key: str) -> Any:
-        with contextlib.suppress(AttributeError):
-            self.store.set_timeout(PATIENCE)
-        self.store.wait([key], timedelta(seconds=PATIENCE.total_seconds()))
+        if self.roll is None or here().virtual:
+            self.store.wait([key], PATIENCE)
+        else:
+            while not self.store.check([key]):
+                self.roll.rest_outside()
         return json.loads(self.store.get(key))
 
     # Those who die, and those who come

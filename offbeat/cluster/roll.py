@@ -11,6 +11,7 @@ roll/<epoch>/decision          {"epoch", "members", "rows"}: how those who answe
 knock/<rank>                   a newcomer's attempt
 knocks                         counts them
 over                           the job is over
+members                        {<rank>: attempt}: who took part last, as far as it was decided
 admit/<rank>/<attempt>         {"epoch", "members", "attempts", "source"}: where the newcomer is awaited
 """
 
@@ -21,10 +22,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from offbeat.site import now
+
 POLL = 0.005
 """Seconds between two looks at the store, while waiting."""
 AHEAD = 4
 """Epochs that others may be ahead."""
+LOOK = 0.5
+"""Seconds between two looks, while waiting outside, whether anybody is left inside."""
 
 
 class Roll:
@@ -38,6 +43,7 @@ class Roll:
         self.awaited: Sequence[int] = ()  # the members of the last epoch that was to be formed
         self._epoch: Any = None  # and the epoch, once it is there
         self._heard: set[tuple[int, int]] = set()  # processes that are dead, as far as the pulse has heard
+        self._looked = 0.0
 
     def dead(self, rank: int) -> bool:
         """Whether the launcher has said that this member's process is gone."""
@@ -46,6 +52,9 @@ class Roll:
     def await_all(self, members: Sequence[int]) -> None:
         """An epoch of these members is about to be formed."""
         self.awaited, self._epoch = tuple(members), None
+        if self.rank == members[0]:
+            there = {rank: self.attempts[rank] for rank in members}
+            self._store.set("members", json.dumps(there))
 
     def meets(self, epoch: Any) -> None:
         """It is there."""
@@ -106,8 +115,18 @@ class Roll:
         while not self._store.check([key]):
             if self._store.check(["over"]):
                 raise SystemExit(0)  # too late: there is nothing left to do
-            time.sleep(4 * POLL)
+            self.rest_outside()
         return dict(json.loads(self._store.get(key)))
+
+    def rest_outside(self) -> None:
+        """A pause of who waits for the members. Raises RuntimeError when none of them is left."""
+        time.sleep(4 * POLL)
+        if now() > self._looked + LOOK:
+            self._looked = now()
+            there = json.loads(self._store.get("members")) if self._store.check(["members"]) else {}
+            dead = [self._board.check([f"dead/{rank}/{attempt}"]) for rank, attempt in there.items()]
+            if dead and all(dead):
+                raise RuntimeError("all workers that held the job's state have died: go on from a checkpoint")
 
     def knocked(self) -> bool:
         """Whether somebody has knocked that was not let in yet."""
