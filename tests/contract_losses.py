@@ -120,15 +120,6 @@ class Losses:
         assert proof.ended
         assert proof.missing <= 8
 
-    @pytest.mark.parametrize("plan", ["bsp", "asp"])
-    def test_when_all_have_died_those_that_come_say_so(self, engine: Any, plan: str) -> None:
-        """Nobody is left to let them in."""
-        loss = Loss(plan, 160, momentum=0.5, who=0, too=1, pace=0.01)
-        found = engine.outcomes(2, scripts_losses.mortal, loss, minimum=1)
-        assert {type(one) for one in found} == {RemoteError}
-        text = "all workers that held the job's state have died: go on from a checkpoint"
-        assert {one.message for one in found} == {text}
-
     @pytest.mark.parametrize(
         ("moment", "who"),
         [("meeting", 0), ("meeting", 2), ("receiving", 2), ("preparing", 0), ("preparing", 2)],
