@@ -208,6 +208,17 @@ class Losses:
         assert proof.clean
         assert proof.ended
 
+    def test_another_dies_when_the_newcomer_has_half_of_it(self, engine: Any) -> None:
+        """It has the parameters, and not yet what else belongs to the job: it gives nobody anything."""
+        options = {"who": 0, "too": 1, "moment": "giving", "then": "telling"}
+        loss = Loss("bsp", 300, momentum=0.5, after=1, pace=0.01, delay=0.3, **options)
+        found = engine.outcomes(4, scripts_losses.mortal, loss, minimum=1, later=1)
+        assert [one for one in found if isinstance(one, RemoteError)] == []
+        all_hold_the_same([one for one in found if not isinstance(one, Died)])
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+
     @pytest.mark.parametrize("delay", [0.0, 0.2, 0.5])
     @pytest.mark.parametrize("hosts", [(0, 0, 0, 0), (0, 1, 0, 2)])
     @pytest.mark.parametrize("plan", COMES)

@@ -29,6 +29,7 @@ class Loss(Setup):
 
     who: int = 1
     too: int = -1  # another that dies likewise
+    then: str = ""  # or where that one dies
     after: int = 6
     moment: str = "backward"
     samples: int = 4000
@@ -57,8 +58,11 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     if not mine(loss):
         return
 
+    me = offbeat.rank()
+    moment = loss.then if loss.then and me == loss.too else loss.moment
+
     def due() -> bool:  # what is armed may be all virtual workers'
-        return mine(loss) and sync.worker.clock >= loss.after
+        return offbeat.rank() == me and mine(loss) and sync.worker.clock >= loss.after
 
     def before(owner: Any, name: str) -> None:
         plain: Callable[..., Any] = getattr(owner, name)
@@ -70,30 +74,30 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
 
         setattr(owner, name, deadly)
 
-    if loss.moment == "backward":
+    if moment == "backward":
         next(model.parameters()).register_post_accumulate_grad_hook(lambda p: die() if due() else None)
-    elif loss.moment == "average":
+    elif moment == "average":
         before(average.Mean, "wait")
-    elif loss.moment == "switch":
+    elif moment == "switch":
         before(sync.worker, "settle_now")
-    elif loss.moment == "push":
+    elif moment == "push":
         before(memory.Memory, "finish")
-    elif loss.moment == "pull":
+    elif moment == "pull":
         before(memory.Memory, "pull")
-    elif loss.moment == "claim":
+    elif moment == "claim":
         before(memory.Memory, "claim")
         before(client.Client, "claim")
-    elif loss.moment == "checkpoint":
+    elif moment == "checkpoint":
         before(sync.worker.team, "gather")
         before(resume, "write")
-    elif loss.moment == "giving":
+    elif moment == "giving":
         before(changes, "receive")
-    elif loss.moment == "telling":
+    elif moment == "telling":
         before(sync.worker, "_take_rest")
-    elif loss.moment == "step":
+    elif moment == "step":
         before(replicas.ReplicaWorker, "step")
-    elif loss.moment not in EARLY:
-        raise ValueError(loss.moment)
+    elif moment not in EARLY:
+        raise ValueError(moment)
 
 
 def arm_early(loss: Loss) -> None:

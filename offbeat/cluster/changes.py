@@ -272,7 +272,6 @@ class ChangingWorker(ReplicaWorker):
         if len(latest) < len(rows):
             self._torn = self._torn or self.rank != source
             receive(self.epoch, self.state, source)
-            self._torn = False
         elif any(row["own"] for row in rows):
             self._average([row["mark"] for row in rows], own=True)
         done = {row["rank"]: max(row["clock"] - since, 0) for row in latest}
@@ -288,6 +287,7 @@ class ChangingWorker(ReplicaWorker):
         self.team.place(clock, agreed + sum(done.values()), latest[0]["used"] + spent)
         again = self._deal_again(undone)
         self.place_like(rows, source)
+        self._torn = False
         return {"again": again}
 
     def finish(self) -> None:
