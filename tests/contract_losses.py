@@ -196,7 +196,7 @@ class Losses:
     @pytest.mark.parametrize("plan", ["bsp", "dasgd(4,2)", "asp"])
     def test_a_member_dies_while_another_comes(self, engine: Any, plan: str, moment: str, who: int) -> None:
         """Be it the one whose state the newcomer is given: the others hold the same."""
-        loss = Loss(plan, 300, momentum=0.5, who=who, moment=moment, after=1, pace=0.01, delay=0.3)
+        loss = Loss(plan, 900, momentum=0.5, who=who, moment=moment, after=1, pace=0.01, delay=0.3)
         found = engine.outcomes(3, scripts_losses.mortal, loss, minimum=1, later=1)
         assert [one for one in found if isinstance(one, RemoteError)] == []
         all_hold_the_same([one for one in found if not isinstance(one, Died)])
@@ -211,7 +211,7 @@ class Losses:
     def test_another_dies_when_the_newcomer_has_half_of_it(self, engine: Any) -> None:
         """It has the parameters, and not yet what else belongs to the job: it gives nobody anything."""
         options = {"who": 0, "too": 1, "moment": "giving", "then": "telling"}
-        loss = Loss("bsp", 300, momentum=0.5, after=1, pace=0.01, delay=0.3, **options)
+        loss = Loss("bsp", 900, momentum=0.5, after=1, pace=0.01, delay=0.3, **options)
         found = engine.outcomes(4, scripts_losses.mortal, loss, minimum=1, later=1)
         assert [one for one in found if isinstance(one, RemoteError)] == []
         all_hold_the_same([one for one in found if not isinstance(one, Died)])
