@@ -92,6 +92,8 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
         before(resume, "write")
     elif moment == "giving":
         before(changes, "receive")
+    elif moment == "reconciling":
+        before(sync.worker, "reconcile")
     elif moment == "telling":
         before(sync.worker, "_take_rest")
     elif moment == "step":

@@ -211,8 +211,9 @@ class ChangingWorker(ReplicaWorker):
         """A member has gone: the survivors go on without it, all from the same state and place (DESIGN 4.10).
 
         Of those who have learned of the latest agreement, all agree again by a mean if their parameters may
-        differ; who has not learned of it takes over what they hold. Units that are in no state that is left
-        are dealt again.
+        differ; who has not learned of it takes over what they hold. Who holds it already stays whole
+        meanwhile, so that another death loses nothing. Units that are in no state that is left are dealt
+        again.
 
         Raises RuntimeError when no survivor holds a whole state."""
         while True:
@@ -267,10 +268,13 @@ class ChangingWorker(ReplicaWorker):
         since = max(row["since"] for row in whole)
         latest = [row for row in whole if row["since"] == since]
         if len(latest) < len(rows):
-            latest = [max(latest, key=lambda row: (row["clock"], -row["rank"]))]
+            first = max(latest, key=lambda row: (row["clock"], -row["rank"]))
+            own = any(row["own"] for row in rows)
+            same = [row["rank"] for row in whole if row["clock"] == first["clock"] and not own]
+            self._torn = self._torn or self.rank not in {first["rank"], *same}
+            latest = [first]
         source = latest[0]["rank"]
         if len(latest) < len(rows):
-            self._torn = self._torn or self.rank != source
             receive(self.epoch, self.state, source)
         elif any(row["own"] for row in rows):
             self._average([row["mark"] for row in rows], own=True)
