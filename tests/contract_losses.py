@@ -210,8 +210,8 @@ class Losses:
 
     @pytest.mark.parametrize("then", ["reconciling", "telling"])
     def test_another_dies_when_the_newcomer_has_half_of_it(self, engine: Any, then: str) -> None:
-        """It has some parameters, or not yet what else belongs to the job, and gives nobody anything; those who
-        were members before are whole all the time."""
+        """It has some parameters, or not yet what else belongs to the job, and gives nobody anything; who was
+        a member before is whole all the time."""
         options = {"who": 0, "too": 1, "moment": "giving", "then": then}
         loss = Loss("bsp", 900, momentum=0.5, after=1, pace=0.01, delay=0.3, **options)
         found = engine.outcomes(4, scripts_losses.mortal, loss, minimum=1, later=1)
