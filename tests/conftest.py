@@ -32,6 +32,9 @@ SAMPLE = (
     "[bsp-giving-0]",
     "[asp-telling-2]",
     "died_those_that_come_say_so[asp]",
+    "[local(8)-reconciling]",
+    "[bsp-telling]",
+    "[telling]",
 )
 """Of the matrices of deaths and of those that come."""
 

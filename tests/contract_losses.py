@@ -66,7 +66,7 @@ def survivors(engine: Any, loss: Loss, workers: int = 4, script: Any = None, **m
         raise errors[0]
     left = [one.rank for one in found if isinstance(one, Died)]
     assert set(left) <= {loss.who, loss.too}, left
-    return [one for one in found if not isinstance(one, Died)]
+    return [one for one in found if one is not None and not isinstance(one, Died)]
 
 
 class Losses:
@@ -204,6 +204,18 @@ class Losses:
         reasons = [row["reason"] for row in rows if row["type"] == "members"]
         assert f"rank {who} died" in reasons
         assert {row["type"] for row in rows} >= {"recovery", "end"}
+        (proof,) = audit_of(engine.out)
+        assert proof.clean
+        assert proof.ended
+
+    @pytest.mark.parametrize("then", ["reconciling", "telling"])
+    @pytest.mark.parametrize("plan", ["bsp", "local(8)", "asp"])
+    def test_another_dies_in_the_recovery(self, engine: Any, plan: str, then: str) -> None:
+        """What the dead had under way is counted by the members of the epoch in which it was."""
+        options = {"who": 2, "too": 1, "moment": "backward", "then": then}
+        loss = Loss(plan, 240, momentum=0.5, pace=0.01, samples=960, **options)
+        found = survivors(engine, loss)
+        all_hold_the_same(found)
         (proof,) = audit_of(engine.out)
         assert proof.clean
         assert proof.ended

@@ -222,11 +222,10 @@ class ChangingWorker(ReplicaWorker):
             self.reducer.disarm()
             self.averager.release()
             self._landing = Landing(self)
-            members = self.members
             rows = self.team.regroup_without_the_dead(self.about())
             self.team.knocking = False  # who has heard of it and who has not: it will be told again
             try:
-                found = self.reconcile(rows, members)
+                found = self.reconcile(rows)
             except PeerLost:
                 continue
             self.watch.forget()  # some may have heard the others' last figures, and some not
@@ -260,8 +259,8 @@ class ChangingWorker(ReplicaWorker):
             self.schedules.move(self.units, self.total)
         self._settled = (self.clock, self.epoch.number)
 
-    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
-        """The survivors of `before` come to the same state and place. Returns which units are dealt again."""
+    def reconcile(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The survivors come to the same state and place. Returns which units are dealt again."""
         whole = [row for row in rows if not row["torn"]]
         if not whole:
             raise RuntimeError("no worker is left that holds the job's state: go on from a checkpoint")
@@ -280,9 +279,10 @@ class ChangingWorker(ReplicaWorker):
             self._average([row["mark"] for row in rows], own=True)
         done = {row["rank"]: max(row["clock"] - since, 0) for row in latest}
         clock = max(row["clock"] for row in latest)
-        agreed, size = latest[0]["agreed"], len(before)
+        # Another may have died in a recovery before this one: units count by who took the steps.
+        agreed, before = latest[0]["agreed"], latest[0]["among"]
         undone = [
-            agreed + (step - since) * size + index
+            agreed + (step - since) * len(before) + index
             for step in range(since, clock)
             for index, rank in enumerate(before)
             if step >= since + done.get(rank, 0)

@@ -62,6 +62,7 @@ class Members:
         self.broken: str | None = None  # why the members cannot go on together
         self.apart = False  # under shards: members take steps of their own, until they commit
         self._agreed, self._since = 0, 0  # units agreed on, and this worker's clock then
+        self._among: Sequence[int] = range(world)  # the members when it took its last step
         self._used, self._own = 0, 0  # marks of the units agreed on, and of this worker's since
         self._reduced: int | None = None  # marks of the units whose mean gradient is there
         self._last: Exchange | None = None
@@ -104,6 +105,7 @@ class Members:
     def tick(self, together: bool, lent: int = 0) -> None:
         """This worker has taken a step; `together`: the same one as the members whose mean it used. lent: the
         mark of its unit."""
+        self._among = self.epoch.members
         if not together:
             self.clock += 1
             self._own = (self._own + lent) % WORD
@@ -250,6 +252,7 @@ class Members:
             "clock": self.clock,
             "agreed": self._agreed,
             "since": self._since,
+            "among": list(self._among),
             "used": self._used,
             "spent": self._own,
         }

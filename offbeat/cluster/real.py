@@ -411,19 +411,19 @@ class RealWorker(ChangingWorker):
             "settings": [] if self.home is None else self.home.settings.read(),
         }
 
-    def reconcile(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
+    def reconcile(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         self.paused = None
         if self.home is not None and len(self.home.ranks) > 1:
             self.team.grown = True  # who served a host's shards may be gone
         if all(row["sharded"] for row in rows):
-            return self._reconcile_shards(rows, before)
+            return self._reconcile_shards(rows)
         # Somebody has taken the shards' content already: the others take it from there.
         rows = [{**row, "torn": row["torn"] or row["sharded"]} for row in rows]
         if self.sharded:
             self.drop()
-        return super().reconcile(rows, before)
+        return super().reconcile(rows)
 
-    def _reconcile_shards(self, rows: Sequence[dict[str, Any]], before: Sequence[int]) -> dict[str, Any]:
+    def _reconcile_shards(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The survivors take the shards' content: all that was pushed, by the dead as well."""
         assert self.home is not None
         home = self.home
