@@ -62,6 +62,7 @@ def test_a_full_description(tmp_path: Path) -> None:
         overhead = "1 ms"
         per_member = "2 ms"
         rounds = 7.5
+        in_flight = 4
         [shards]
         apply = "1 GiB/s"
         overhead = 0.001
@@ -99,7 +100,7 @@ def test_a_full_description(tmp_path: Path) -> None:
     assert (slow.slow, slow.compute, slow.link) == (4, rest.compute, Link(12.5e6, 1e-4))
     assert sampled.compute.samples == pytest.approx((0.2, 0.6))
     assert (found.backward, found.host) == (0.5, Link(10e9, 5e-6))
-    assert found.allreduce == Allreduce("tree", 0.001, 0.002, 7.5)
+    assert found.allreduce == Allreduce("tree", 0.001, 0.002, 7.5, 4)
     assert (found.shards.apply, found.shards.overhead) == (2**30, 0.001)
     fixed, random = found.stragglers
     assert (fixed.workers, fixed.at, fixed.seconds, fixed.slow) == ((1, 2), (10, 100), 120, 4)
@@ -118,7 +119,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert len(found.groups) == 1
     assert found.groups[0].link == Link(1.25e9, 5e-5)
     assert found.host == Link(10e9, 5e-6)
-    assert found.allreduce == Allreduce("ring", 0, 0, None)
+    assert found.allreduce == Allreduce("ring", 0, 0, None, 2)
     assert (found.shards.apply, found.shards.overhead) == (2e9, 1e-4)
     assert found.backward == pytest.approx(2 / 3)
     assert found.model is None

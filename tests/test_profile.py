@@ -32,6 +32,7 @@ ABOUT = writing.About(
     backward=4e6,
     device="NVIDIA A100-SXM4-80GB",
     known=DEVICES["A100"],
+    in_flight=1,
     notes=[],
 )
 

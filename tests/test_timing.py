@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar
 
@@ -67,6 +67,7 @@ class Fake:
     switch: float = 0.0
     backward: float = 0.5
     membership: float = 0.0
+    in_flight: int = 1
     failures: Sequence[Failure] = ()
 
     def __post_init__(self) -> None:
@@ -84,6 +85,9 @@ class Fake:
     def allreduce(self, size: float, members: Sequence[int], at: float) -> float:
         assert list(members) == list(range(self.workers))
         return self.allreduce_s(size)
+
+    def lockstep(self, members: Sequence[int]) -> float:
+        return 1 / (len(members) - 1)
 
     def gather(self, size: float, members: Sequence[int], at: float) -> float:
         return self.words_s
@@ -144,6 +148,20 @@ def test_bsp_is_the_formula() -> None:
             landed = max(landed, 0.5 + 0.5 * share) + costs.allreduce_s(size)
         step = max(landed, 1.0 + 0.002) + 0.25
         assert ran("bsp", 40, costs, model).seconds == pytest.approx(10 * step + 0.002, rel=1e-12)
+
+
+def test_two_buckets_under_way_overlap_their_latencies() -> None:
+    """Two workers: the second bucket, ready 0.25 s after the first, has its latency behind the first's."""
+    model = Model((500_000, 60_000, 30_000, 40_000))
+    latency, rate = 0.4, 4e6
+    costs = Fake(2, 1.0, lambda size: latency + size / rate, in_flight=2)
+    first, second = 4 * 70_000 / rate, 4 * 560_000 / rate
+    assert [first, second] == [0.07, 0.56]
+    # Ready at 0.75 and 1.0; alone they land at 1.22 and 1.96.
+    assert (
+        0.75 + latency + first + second < ran("bsp", 2, costs, model).seconds < 1.0 + latency + second + 0.1
+    )
+    assert ran("bsp", 2, replace(costs, in_flight=1), model).seconds == 1.22 + latency + second
 
 
 def test_bsp_waits_for_the_slowest_in_each_bucket() -> None:
@@ -473,7 +491,7 @@ def ethernet(workers: int, unit: float) -> Costs:
             groups=(group,),
             backward=0.5,
             host=Link(16e9, 5e-6),
-            allreduce=Allreduce("ring"),
+            allreduce=Allreduce("ring", in_flight=1),
             shards=ShardService(2e9, 1e-4),
         ),
         seed=1,

@@ -28,6 +28,7 @@ from offbeat.planner.spread import mean_of_slowest, slowest
 from offbeat.planner.workers import Workers, states
 from offbeat.protocols import BSP, DaSGD, LocalSGD, Protocol
 from offbeat.virtual.cluster import Cluster
+from offbeat.virtual.flight import reductions
 from offbeat.virtual.model import Model
 from offbeat.virtual.timing import WORD
 
@@ -215,7 +216,8 @@ class State:
 
     def _bsp(self) -> Iteration:
         """t_f + t_b + t_l and what of the buckets' all-reduces backward does not hide. A bucket leaves when
-        the slowest worker's backward has come to it and the bucket before has landed."""
+        the slowest worker's backward has come to it and few enough are under way
+        (`offbeat.virtual.flight`)."""
         workers, kinds = self.workers, self.workers.kinds
         even = self._landing(workers.unit + workers.update, workers.update)
         if workers.constant and workers.alike:
@@ -227,15 +229,15 @@ class State:
 
     def _landing(self, end: float, update: float) -> float:
         """When backward returns, where it began after `update` and is over at `end` on the slowest."""
-        unit, landed = end - update, 0.0
-        for size, share in zip(self._buckets, self._points, strict=True):
-            landed = max(landed, update + share * unit) + size
+        unit, workers = end - update, self.workers
+        ready = [update + share * unit for share in self._points]
+        landed = reductions(workers.costs, self._buckets, ready, workers.members)
         return max(landed, end + self.words)
 
     @cached_property
     def _buckets(self) -> list[float]:
-        """Seconds of each bucket's all-reduce."""
-        return [self.workers.allreduce(size * self.wire) for size in self.model.bucket_bytes()]
+        """Bytes of each bucket, as they travel."""
+        return [size * self.wire for size in self.model.bucket_bytes()]
 
     @cached_property
     def _points(self) -> list[float]:

@@ -25,6 +25,7 @@ from offbeat.planner import devices, writing
 from offbeat.planner.fit import Fit, Point
 from offbeat.planner.flops import Inputs, ModelCost
 from offbeat.site import now
+from offbeat.virtual.cluster import IN_FLIGHT
 from offbeat.virtual.model import model_of
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ class Profiler:
             backward=0.0 if cost is None else cost.backward,
             device=name,
             known=devices.recognized(name),
+            in_flight=1 if self._device.type == "cuda" else IN_FLIGHT,  # NCCL has one stream
             notes=[note] if note else [],
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,8 @@ OVERHEAD = 1e-4
 @dataclass(frozen=True)
 class About:
     """What was profiled. passed: share of backward after which each parameter's gradient is there. wire:
-    bytes of a gradient by the parameters' own. known: the device of the catalogue. notes: what could not be
-    told."""
+    bytes of a gradient by the parameters' own. known: the device of the catalogue. in_flight: how many
+    all-reduces may be under way at a time. notes: what could not be told."""
 
     script: str
     model: Model
@@ -38,6 +38,7 @@ class About:
     backward: float
     device: str
     known: Device | None
+    in_flight: int
     notes: Sequence[str]
 
     def efficiency(self, unit: float) -> float | None:
@@ -75,6 +76,7 @@ def toml(fit: Fit, about: About) -> str:
     rows += ["", "[link]", *assumed, f"rate = {_rate(link.rate)}", f"latency = {_time(link.latency)}"]
     rows += ["", "[host]", f"rate = {_rate(inside.rate)}", f"latency = {_time(inside.latency)}"]
     rows += ["", "[allreduce]", 'algorithm = "ring"', f"overhead = {_time(fit.overhead)}"]
+    rows += [f"in_flight = {about.in_flight}"]
     rows += ["", "[shards]", f"apply = {_rate(shards.apply)}", f"overhead = {_time(shards.overhead)}"]
     rows += ["", "[model]", f"parameters = {about.model.parameters}"]
     several = len(about.model.sizes) > 1

@@ -22,6 +22,9 @@ else:
 ALGORITHMS = ("ring", "tree", "butterfly", "hierarchical")
 KINDS = ("constant", "lognormal", "samples")
 
+IN_FLIGHT = 2
+"""Threads of a gloo group, by default."""
+
 _HERE = Path(__file__).parent / "presets"
 PRESETS = tuple(sorted(path.stem for path in _HERE.glob("*.toml")))
 
@@ -67,12 +70,14 @@ class Group:
 @dataclass(frozen=True)
 class Allreduce:
     """`overhead`: seconds of each call, and `per_member` for each member, beside what the links take.
-    `rounds`: how often a call meets a straggler's added latency (None: as the algorithm does)."""
+    `rounds`: how often a call meets a straggler's added latency (None: as the algorithm does). `in_flight`:
+    how many of BSP's may be under way at a time: as many as gloo's groups have threads; NCCL 1."""
 
     algorithm: str = "ring"
     overhead: float = 0.0
     per_member: float = 0.0
     rounds: float | None = None
+    in_flight: int = IN_FLIGHT
 
 
 @dataclass(frozen=True)
@@ -327,6 +332,7 @@ def _cluster(top: Table) -> Cluster:
             allreduce.duration("overhead", 0.0),
             allreduce.duration("per_member", 0.0),
             allreduce.number("rounds", None, least=0.0),
+            allreduce.whole("in_flight", IN_FLIGHT),
         ),
         shards=ShardService(shards.rate("apply", 2e9), shards.duration("overhead", 1e-4)),
         stragglers=tuple(map(_straggler, top.tables("stragglers"))),

@@ -23,6 +23,7 @@ class Costs:
 
     workers: how many there are in the beginning. room: with those that come later, which are like the last
     group's, each on a host of its own. hosts: of all. host_of: each rank's host. backward: share of a unit.
+    in_flight: how many of BSP's all-reduces may be under way at a time.
     failures, joins: in their order. switch, membership: seconds of each switch of protocols, of each
     change of members.
 
@@ -66,7 +67,7 @@ class Costs:
         self._stragglers = Stragglers(cluster.stragglers, self.room, self.seed)
         self._slow = any(straggler.slow > 1 for straggler in cluster.stragglers)
         self._late = any(straggler.latency for straggler in cluster.stragglers)
-        self._allreduce = cluster.allreduce
+        self._allreduce, self.in_flight = cluster.allreduce, cluster.allreduce.in_flight
         self._layouts: dict[tuple[int, ...], tuple[Layout, dict[tuple[str, float], float]]] = {}
         self._members: Sequence[int] = ()
         self._known: dict[tuple[str, float], float] = {}
@@ -107,6 +108,11 @@ class Costs:
     def allreduce(self, size: float, members: Sequence[int], at: float) -> float:
         """Seconds from the moment `at` at which the last of `members` (ascending) has begun."""
         return self._collective(self.cluster.allreduce.algorithm, size, members, at)
+
+    def lockstep(self, members: Sequence[int]) -> float:
+        """Share of an all-reduce's rounds in which all that are under way have to send at once
+        (`offbeat.virtual.flight`). For other algorithms than a ring nobody has measured it: all."""
+        return 1 / max(len(members) - 1, 1) if self._allreduce.algorithm == "ring" else 1.0
 
     def broadcast(self, size: float, members: Sequence[int], at: float) -> float:
         """Seconds until all have one member's `size` bytes."""

@@ -10,6 +10,7 @@ import numpy
 
 from offbeat.planner.auto import Auto
 from offbeat.protocols import is_auto
+from offbeat.virtual.flight import reductions
 from offbeat.virtual.light import Later, LightWorker
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 class Reduction(Later):
     """The members' mean gradient. A bucket's all-reduce starts when the last member's backward has come to
-    it and the bucket before has landed; backward returns when all buckets have landed and the members'
-    words are there.
+    it and few enough are under way (`flight.py`); backward returns when all buckets have landed and the
+    members' words are there.
 
     sizes: bytes of the buckets, as they travel. ready: share of backward that has passed when each is full.
     """
@@ -66,11 +67,7 @@ class Reduction(Later):
             end = max(map(float.__add__, begins, seconds))
         begins.clear()
         seconds.clear()
-        costs, members = self._job.costs, self._job.members
-        landed = 0.0
-        for size, full in zip(self._sizes, ready, strict=True):
-            begun = full if full > landed else landed
-            landed = begun + costs.allreduce(size, members, begun)
+        landed = reductions(self._job.costs, self._sizes, ready, self._job.members)
         return max(landed, end + self._job.words(end))
 
     def _release(self) -> None:

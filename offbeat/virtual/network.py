@@ -3,12 +3,13 @@
 They stand in for `offbeat.cluster.epoch` and the job's store, so that all that is built on those (the
 reducer, averages, settling, checkpoints, membership) is the real engine's own code. A collective takes
 what the cluster's costs say, from the moment its last member is there; collectives of one group follow
-each other.
+each other, but for the gradients': some of those may be under way at a time (`flight.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from offbeat.cluster.epoch import Epoch, PeerLost, Work
 from offbeat.policies.lookout import PROBE
+from offbeat.virtual.flight import Flight, cost
 
 if TYPE_CHECKING:
     from offbeat.virtual.engine import Engine, VirtualSite
@@ -32,7 +34,7 @@ class Collective:
         self.here = 0  # members that have come
         self.root = 0
         self.done = False
-        self.ended = 0.0  # when it will be over, once it has begun
+        self.ended = 0.0  # when it was over
         self.waiting: list[VirtualSite] = []
 
     def arrive(self) -> None:
@@ -79,11 +81,13 @@ class Collective:
 
 
 class Group:
-    """A sequence of collectives, one at a time."""
+    """A sequence of collectives, begun in order."""
 
     def __init__(self, room: Room, name: str):
         self.room, self.name = room, name
-        self.free = 0.0  # when the last one is over
+        costs = room.engine.costs
+        most = costs.in_flight if name == "gradients" else 1
+        self._flight = Flight(most, costs.lockstep(room.members))
         self._found: dict[int, Collective] = {}
 
     def at(self, number: int, kind: str) -> Collective:
@@ -97,16 +101,30 @@ class Group:
 
     def begin(self, one: Collective) -> None:
         """All members are there."""
-        room, events = self.room, self.room.engine.events
-        begun = max(events.now, self.free)
+        costs, members = self.room.engine.costs, self.room.members
         given = one.given[0]
         tensor = given[0] if one.kind == "gather" else given
         size = tensor.numel() * tensor.element_size()
-        costs = room.engine.costs
-        of = {"sum": costs.allreduce, "broadcast": costs.broadcast, "gather": costs.gather}[one.kind]
-        self.free = begun + of(size, room.members, begun)
-        one.ended = self.free
-        events.at(self.free, one.finish)
+        if one.kind == "sum":
+            taking = cost(costs, size, members)
+        else:
+            alone = costs.broadcast if one.kind == "broadcast" else costs.gather
+            taking = lambda at: (alone(size, members, at), 0.0)  # noqa: E731
+        self._flight.add(self.room.engine.events.now, taking, one)
+        self._land()
+
+    def _land(self) -> None:
+        """Ends what has landed by now, and comes again when more may have."""
+        flight, events = self._flight, self.room.engine.events
+        if self.room.closed:
+            return
+        flight.run(events.now)
+        landed, flight.landed = flight.landed, []
+        for at, one in landed:
+            one.ended = at
+            one.finish()
+        if (then := flight.next()) < inf:
+            events.at(then, self._land)
 
 
 class Room:
