@@ -4,12 +4,11 @@ them down as a cluster's description, and holds its predictions to real jobs in 
     python benchmarks/fidelity.py --hosts-tool PATH/hosts.py
     python benchmarks/fidelity.py --hosts-tool PATH/hosts.py --hosts 2 --rates 200mbit --plans "bsp; asp"
 
-A worker on each host trains ResNet-8's 0.31 million parameters. Its units have a fixed duration (`--step`):
-many workers share few cores here, so they sleep between the parts of a short real backward, a third of the
-unit before it and then equally long before each parameter's gradient. Under ASP durations vary by
-`--jitter`: workers that began together would stay so for long, and not meet on the links. The last cases of
-2 hosts compute for real; where processors change their speed by the minute, a unit's duration has to be that
-of its own job, and forward passes tell it: the units that were measured alone are scaled by them.
+A worker on each host trains ResNet-8's 0.31 million parameters. Its units have a fixed duration (`--step`),
+in which they sleep (`emulated.sleeping`). Under ASP durations vary by `--jitter`: workers that began together
+would stay so for long, and not meet on the links. The last cases of 2 hosts compute for real; where
+processors change their speed by the minute, a unit's duration has to be that of its own job, and forward
+passes tell it: the units that were measured alone are scaled by them.
 
 Measured before, with nothing of what is predicted: units and optimizer steps of workers alone, all hosts at
 once; a small message's way (latency); a stream by bytes (burst); an all-reduce by bytes (rate, overhead); a
@@ -25,9 +24,7 @@ import argparse
 import io
 import itertools
 import json
-import math
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -38,22 +35,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from emulated import tool
+import emulated
+from emulated import environment, tool
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 SIZES = tuple(quarter << 18 for quarter in range(1, 7))
 """Bytes of the all-reduces that are measured: a quarter of the model to all of it and more."""
-BACKWARD = 2 / 3
-"""Backward's share of a unit of fixed duration."""
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rates", nargs="+", default=["50mbit", "200mbit"])
+    parser = emulated.parser(__doc__, [2, 4], ["50mbit", "200mbit"])
     parser.add_argument("--plans", default="bsp; local(4); dasgd(4,2); asp", help="separated by ';'")
     parser.add_argument("--step", type=float, default=0.1, help="seconds of a unit")
     parser.add_argument("--jitter", type=float, default=0.3, help="σ of a unit's logarithm under asp")
@@ -63,9 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before them")
     parser.add_argument("--batch", type=int, default=16, help="samples of a unit that computes for real")
     parser.add_argument("--no-real", action="store_true", help="leave out the units that compute for real")
-    parser.add_argument("--hosts-tool", help="the emulator's hosts.py", default=os.environ.get("HOSTS_TOOL"))
     parser.add_argument("--out", default="runs/fidelity", help="folder for descriptions and journals")
-    parser.add_argument("--json", help="where to write the results")
     for name in ("--job", "--compute"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -80,42 +68,19 @@ def units(net: Any, args: argparse.Namespace) -> tuple[Callable[[], None], list[
     import torch.nn.functional as F
 
     forwards: list[float] = []
-    rank = int(os.environ.get("RANK", "0"))
-    if args.compute == "real":
-        torch.manual_seed(rank)
-        x, y = torch.randn(args.batch, 3, 32, 32), torch.randint(0, 10, (args.batch,))
+    if args.compute != "real":
+        jitter = args.jitter if args.compute == "jitter" else 0.0
+        return emulated.sleeping(net, args.step, jitter, forwards), forwards
+    torch.manual_seed(int(os.environ.get("RANK", "0")))
+    x, y = torch.randn(args.batch, 3, 32, 32), torch.randint(0, 10, (args.batch,))
 
-        def compute() -> None:
-            begun = time.perf_counter()
-            loss = F.cross_entropy(net(x), y)
-            forwards.append(time.perf_counter() - begun)
-            loss.backward()
-
-        return compute, forwards
-    parameters = list(net.parameters())
-    weights = [torch.randn_like(p) for p in parameters]
-    draw = torch.Generator().manual_seed(rank)
-    begun = duration = 0.0
-
-    def till(share: float) -> None:
-        time.sleep(max(begun + share * duration - time.perf_counter(), 0))
-
-    for index, p in enumerate(parameters):
-        share = 1 - BACKWARD * index / len(parameters)
-        p.register_hook(lambda gradient, share=share: till(share))
-    jitter = args.jitter if args.compute == "jitter" else 0.0
-
-    def sleep() -> None:
-        nonlocal begun, duration
+    def compute() -> None:
         begun = time.perf_counter()
-        normal = float(torch.randn((), generator=draw))
-        duration = args.step * math.exp(jitter * normal - jitter**2 / 2)
-        loss = sum((w * p).sum() for w, p in zip(weights, parameters, strict=True))
-        till(1 - BACKWARD)
+        loss = F.cross_entropy(net(x), y)
         forwards.append(time.perf_counter() - begun)
         loss.backward()
 
-    return sleep, forwards
+    return compute, forwards
 
 
 def trained(args: argparse.Namespace, **settings: Any) -> tuple[Callable[[], None], list[float], Any]:
@@ -307,11 +272,6 @@ def run(args: argparse.Namespace, lab: Any, job: str, compute: str, settings: di
         raise SystemExit(f"{said.getvalue()}a worker failed: {codes}")
 
 
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
 def of_shards(args: argparse.Namespace, lab: Any) -> dict[str, float]:
     """`apply` and `overhead` of the shards: what a push and its pull take without a limit of the rate, two
     latencies included."""
@@ -421,19 +381,13 @@ def simulated(path: Path, plan: str, total: int) -> list[Any]:
 
 
 def speed(records: Sequence[Any], plan: str, warm: float) -> float:
-    """Units per second: the slope over `step` records that are at the same place of the plan's period."""
-    import numpy
-
+    """Units per second."""
     from offbeat.plan import parse
 
-    period = getattr(parse(plan), "period", 1)
     since = next(r["t"] for r in records if r["type"] == "phase") + warm
-    groups: dict[int, list[Any]] = {}
-    for r in records:
-        if r["type"] == "step" and r["t"] >= since:
-            groups.setdefault(r["clock"] % period, []).append((r["t"], r["units"]))
-    longest = max(groups.values(), key=lambda rows: rows[-1][0] - rows[0][0])
-    return float(numpy.polyfit(*zip(*longest, strict=True), 1)[0])
+    steps = [r for r in records if r["type"] == "step" and r["t"] >= since]
+    rows = ((r["clock"], r["t"], r["units"]) for r in steps)
+    return emulated.slope(rows, getattr(parse(plan), "period", 1))
 
 
 def real(args: argparse.Namespace, lab: Any, plan: str, kind: str, total: int) -> list[Any]:
@@ -556,25 +510,11 @@ def main() -> int:
         found = {"compute": compute, "links": links, "shards": shards}[args.job](args)
         keep(args, rank, found)
         return 0
-    import torch
-
-    settings = {
-        "step": args.step,
-        "jitter": args.jitter,
-        "seconds": args.seconds,
-        "warm": args.warm,
-        "batch": args.batch,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-    }
-    print(", ".join(f"{key} {value}" for key, value in settings.items()))
+    settings = emulated.settings(args, "step", "jitter", "seconds", "warm", "batch")
     rows = cases(args)
     errors = [abs(row["error"]) for row in rows]
     print(f"error: median {100 * statistics.median(errors):.1f}%, worst {100 * max(errors):.1f}%")
-    if args.json:
-        Path(args.json).write_text(json.dumps({"settings": settings, "cases": rows}, indent=1) + "\n")
+    emulated.keep(args.json, settings, rows)
     return 0
 
 
