@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -39,6 +40,7 @@ def offbeat(*words: str) -> Result:
 @pytest.fixture(autouse=True)
 def _cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,47 @@ def test_a_script_is_planned_without_being_run(tmp_path: Path) -> None:
     row = size["plans"][0]
     assert row["epoch_s"] == pytest.approx(640 / row["samples_per_s"])
     assert "50% of them reached (assumed)" in found["notes"][-1]
+
+
+def test_a_script_is_remembered_until_it_or_a_module_of_its_changes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("sizes.py").write_text("WIDTH = 100\n")
+    Path("train.py").write_text("from sizes import WIDTH\n" + SCRIPT.replace("100", "WIDTH"))
+    words = ("train.py", "--cluster", "ethernet-256", "-n", "8", "--json")
+
+    def looked(*more: str) -> tuple[bool, dict[str, Any]]:
+        done = offbeat(*words, *more)
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        return "loading" in done.stderr, {key: value for key, value in found.items() if key != "notes"}
+
+    first = looked()
+    assert looked() == (False, first[1])
+    assert looked("--again") == first
+    assert looked("another word of the script's")[0]
+    Path("sizes.py").write_text("WIDTH = 2000\n")
+    ran, found = looked()
+    assert ran
+    assert found["sizes"][0]["t_c"] > first[1]["sizes"][0]["t_c"]
+    assert looked() == (False, found)
+    (kept,) = (
+        p for p in Path("cache").rglob("*.json") if "sizes.py" in p.read_text() and "2000" in p.read_text()
+    )
+    kept.write_text('{"files": {}, "job": {"flop": 1}}')
+    assert looked() == (True, found)
+
+
+def test_what_is_remembered_needs_no_torch() -> None:
+    Path("train.py").write_text(SCRIPT)
+    code = (
+        "import sys\nfrom offbeat.cli import app\n"
+        "try: app(['plan', 'train.py', '--cluster', 'ethernet-256', '-n', '8'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print('torch' in sys.modules)"
+    )
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(2)]
+    assert [done.stdout.splitlines()[-1] for done in said] == ["True", "False"]
 
 
 def test_a_script_that_fails_is_told_of() -> None:

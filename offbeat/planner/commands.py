@@ -15,6 +15,7 @@ from offbeat.options import Quiet, Rest, Script, Wire, Workers, refuse, split_pl
 if TYPE_CHECKING:
     from offbeat.cluster.spec import LaunchSpec
     from offbeat.planner.choice import Question, Size
+    from offbeat.planner.remembered import Job
     from offbeat.virtual.cluster import Cluster
 
 SIZES = "2,4,8,16,32"
@@ -64,6 +65,9 @@ def plan(
         Path | None, typer.Option("--plot", help="Write the picture too: an .svg or .html file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Look at the script again, even where it has not changed.")
+    ] = False,
 ) -> None:
     """Says what every protocol would do on a cluster, and which to take, without running it there.
 
@@ -71,8 +75,8 @@ def plan(
 
     offbeat plan train.py --cluster ethernet-256 --device A100 --dtype tf32 -n 8,64 --plot plan.svg
 
-    The script runs up to its model's first forward, which tells its size and its operations. The formulas,
-    and what they leave out: docs/planner.md.
+    The script runs up to its model's first forward, which tells its size and its operations; the next time
+    that is remembered. The formulas, and what they leave out: docs/planner.md.
     """
     from offbeat.planner.choice import parse_plans, parse_workers
     from offbeat.virtual.cluster import ClusterError, find
@@ -90,6 +94,7 @@ def plan(
             device=device,
             dtype=dtype,
             efficiency=efficiency,
+            again=again,
         )
         question, notes = asked.question(found, script, args or [], sizes)
         if plans is not None:
@@ -230,6 +235,7 @@ class _Asked:
     def __init__(self, **options: Any):
         self.batch, self.samples, self.total = options["batch"], options["samples"], options["total"]
         self.wire, self.device, self.dtype = options["wire"], options["device"], options["dtype"]
+        self.again = options["again"]
         self.efficiency = options["efficiency"]
         if self.efficiency is not None and not 0 < self.efficiency <= 1:
             raise ValueError(
@@ -250,11 +256,11 @@ class _Asked:
         if profile is not None:
             batch, samples, flop = profile.batch, profile.samples, profile.flop
         if script is not None and not self._is_profiled(cluster, script):
-            from offbeat.planner.script import look_at
-
-            job = look_at(script, args, max(sizes))
+            job = self._job(script, args, max(sizes))
             model, batch, samples, total = job.model, job.batch, job.samples, job.total
-            wire, flop = job.wire, 0.0 if job.cost is None else job.cost.flop
+            wire, flop = job.wire, job.flop
+            if job.remembered:
+                notes.append(f"{script} has not changed since it was looked at: --again looks once more")
             if job.problem:
                 notes.append(job.problem)
             unit = batch if profile is None else profile.batch
@@ -290,6 +296,15 @@ class _Asked:
             Question(cluster, model, narrow, batch, self.samples or samples, self.total or total),
             notes,
         )
+
+    def _job(self, script: str, args: list[str], workers: int) -> Job:
+        from offbeat.planner.remembered import recall
+
+        if not self.again and (found := recall(script, args, workers)):
+            return found
+        from offbeat.planner.script import look_at  # with torch
+
+        return look_at(script, args, workers)
 
     def _is_profiled(self, cluster: Cluster, script: str) -> bool:
         """Whether the cluster's file was measured with this very script, and knows its model."""

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.planner.flops import Inputs, ModelCost, count
+from offbeat.planner.remembered import Job, remember
 from offbeat.virtual.model import Model, model_of
 from offbeat.virtual.probe import Found, ProbeSite
 from offbeat.virtual.script import Script
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 
 class ScriptFailed(ValueError):
     """The script's beginning failed; the message says where."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a script trains. cost: None where no operation could be counted, and `problem` says why. batch:
-    samples of a unit. samples: of the data set. total: units of the job."""
-
-    model: Model
-    cost: ModelCost | None
-    problem: str
-    plan: str
-    wire: str
-    batch: int | None
-    samples: int | None
-    total: int | None
 
 
 class _Looking(ProbeSite):
@@ -72,7 +57,9 @@ class _Looking(ProbeSite):
 
 
 def look_at(path: str, args: Sequence[str], workers: int) -> Job:
-    """What the script would train on `workers` workers. Raises ScriptFailed, SyntaxError or OSError."""
+    """What the script would train on `workers` workers, which is remembered. Raises ScriptFailed,
+    SyntaxError or OSError."""
+    before = set(sys.modules)
     with redirect_stdout(sys.stderr):  # what it says is no part of the answer
         script = Script(path, args, workers, None, False)
     site = _Looking(workers)
@@ -85,7 +72,9 @@ def look_at(path: str, args: Sequence[str], workers: int) -> Job:
         raise ScriptFailed(
             f"{path} came to no Synchronizer with a length: what is to be planned is not known"
         )
-    return _job(sync, site.inputs)
+    job = _job(sync, site.inputs)
+    remember(path, args, workers, job, [file for name, file in site.loaded if name not in before])
+    return job
 
 
 def _job(sync: Synchronizer, inputs: dict[int, Inputs]) -> Job:
@@ -99,7 +88,7 @@ def _job(sync: Synchronizer, inputs: dict[int, Inputs]) -> Job:
     stream = sync._stream
     return Job(
         model,
-        cost,
+        0.0 if cost is None else cost.flop,
         problem,
         str(sync.plan),
         str(sync.settings["wire"]),

@@ -3,6 +3,7 @@ length and the model's size, and no further."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,15 @@ class Found(BaseException):
 
 class ProbeSite(ClockSite):
     """Rank 0 of a job of `workers`, which ends before its first gradient; it never meets the others, who are
-    taken to do as it does."""
+    taken to do as it does.
+
+    loaded: names and files of the modules that were there when it ended."""
 
     def __init__(self, workers: int):
         super().__init__(Clock())
         self.alike = workers
         self.sync: Synchronizer | None = None
+        self.loaded: list[tuple[str, str]] = []
 
     def make_job(self, seed: int | None, out: Any) -> Job:
         return Job(
@@ -73,7 +77,7 @@ class ProbeSite(ClockSite):
         outside, before = Ambient.of_process(), here()
         move_to(self)
         with script:
-            ambient = script.ambient(0)
+            self.ambient = ambient = script.ambient(0)
             ambient.enter()
             try:
                 script(0)
@@ -82,6 +86,9 @@ class ProbeSite(ClockSite):
             except BaseException as error:
                 return error
             finally:
+                for name, module in list(sys.modules.items()):
+                    if isinstance(file := getattr(module, "__file__", None), str):
+                        self.loaded.append((name, file))
                 ambient.leave()
                 outside.enter()
                 move_to(before)
