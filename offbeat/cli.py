@@ -18,6 +18,9 @@ from offbeat.cluster.spec import LaunchError, LaunchSpec, Show, new_directory
 from offbeat.options import (
     AllOutput,
     ClusterFile,
+    Endpoint,
+    Nnodes,
+    NodeRank,
     OnDiverge,
     ProfileFile,
     Quiet,
@@ -151,11 +154,9 @@ def run(
             "host for five is given up.",
         ),
     ] = None,
-    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT: node 0's address and a free port there.")
-    ] = None,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
     rdzv_timeout: Annotated[
         float, typer.Option("--rdzv-timeout", help="Seconds to wait for all hosts.")
     ] = 300.0,

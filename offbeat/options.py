@@ -136,6 +136,11 @@ AllOutput = Annotated[
     bool, typer.Option("--all-output", help="Show every rank's output, with its rank before each line.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing of offbeat's own but errors.")]
+Nnodes = Annotated[int, typer.Option("--nnodes", help="Number of hosts.")]
+NodeRank = Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")]
+Endpoint = Annotated[
+    str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT: node 0's address and a free port there.")
+]
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
 Rest = Annotated[
     list[str] | None,

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.options import Quiet, Rest, Script, Wire, Workers, refuse, split_plans, units
+from offbeat.options import (
+    Endpoint,
+    Nnodes,
+    NodeRank,
+    Quiet,
+    Rest,
+    Script,
+    Wire,
+    Workers,
+    refuse,
+    split_plans,
+    units,
+)
 
 if TYPE_CHECKING:
     from offbeat.cluster.spec import LaunchSpec
@@ -123,11 +135,9 @@ def profile(
     workers: Workers = 1,
     steps: Annotated[int, typer.Option("--steps", help="Units that each worker computes alone.")] = 50,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write it.")] = Path("profile.toml"),
-    nnodes: Annotated[int, typer.Option("--nnodes", help="Number of hosts.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", help="This host's number, from 0.")] = 0,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT: node 0's address and a free port there.")
-    ] = None,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
     wire: Wire = None,
     shards: Annotated[
         bool, typer.Option("--shards/--no-shards", help="Measure pushes and pulls of asp and ssp.")
