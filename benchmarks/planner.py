@@ -13,7 +13,8 @@ duration of their own (`--step`, lognormal with `--jitter`), in which they sleep
 Measured is the slope of units over time, the first `--warm` seconds left out. Plans of a network that took
 more than 10 % more or less than predicted are measured again, from the profile on, until each was measured
 `--times` times: of those that one counts whose error is the median. `busy` is the share of the machine's
-processors that the job needed.
+processors that the job needed, `queued` the seconds of an iteration in which the first worker's threads, added
+up, could have gone on and had no processor (Linux's schedstat).
 
 `--auto` measures dasgd(auto) instead: its share of the speed without communication, in turns with that; and
 what it chooses when the links change their rate while it runs.
@@ -111,13 +112,20 @@ def profiled(args: argparse.Namespace, model: str, path: Path) -> None:
 
 class Step(NamedTuple):
     """After a step: the seconds, the units done, the clock, the delay in force, and the seconds of a
-    processor that this worker has needed."""
+    processor that this worker has needed, and those that its threads have waited for one."""
 
     at: float
     units: int
     clock: int
     delay: int
     busy: float
+    queued: float
+
+
+def queued() -> float:
+    """Seconds that this process's threads have waited for a processor so far."""
+    rows = [Path(thread, "schedstat").read_text().split() for thread in Path("/proc/self/task").iterdir()]
+    return sum(int(row[1]) for row in rows) / 1e9
 
 
 def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Step]:
@@ -129,7 +137,8 @@ def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Ste
             unit()
             sync.step()
             worker, now = sync.worker, time.perf_counter()
-            rows.append(Step(now, sync.units, worker.clock, worker.hiding, time.process_time()))
+            needed = time.process_time(), queued()
+            rows.append(Step(now, sync.units, worker.clock, worker.hiding, *needed))
     return rows
 
 
@@ -185,9 +194,11 @@ def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: st
         rows = ran(args, model, plan, steps * cluster.size)
         warm = min(args.warm, (rows[-1][0] - rows[0][0]) / 4)
         measured = cluster.size / speed(rows, period, warm)
-        passed, needed = rows[-1].at - rows[0].at, rows[-1].busy - rows[0].busy
-        busy = cluster.size * needed / passed / (os.cpu_count() or 1)
-        found.append({"plan": plan, "predicted": each, "measured": measured, "steps": steps, "busy": busy})
+        first, last = rows[0], rows[-1]
+        busy = cluster.size * (last.busy - first.busy) / (last.at - first.at) / (os.cpu_count() or 1)
+        waits = (last.queued - first.queued) / (len(rows) - 1)
+        one = {"plan": plan, "predicted": each, "measured": measured, "steps": steps}
+        found.append({**one, "busy": busy, "queued": waits})
     return found
 
 
@@ -304,7 +315,7 @@ def tell(row: dict[str, Any]) -> None:
     print(
         f"{row['hosts']} hosts {row['rate']:8} {row['delay']:5} {row['model']:8} {row['plan']:11} "
         f"predicted {row['predicted'] * 1e3:8.1f} ms, measured {row['measured'] * 1e3:8.1f} ms "
-        f"{100 * row['error']:+6.1f}%, busy {100 * row['busy']:.0f}%"
+        f"{100 * row['error']:+6.1f}%, busy {100 * row['busy']:.0f}%, queued {row['queued'] * 1e3:.1f} ms"
         + (f" (of {', '.join(errors)})" if len(errors) > 1 else ""),
         flush=True,
     )
