@@ -13,8 +13,8 @@ duration of their own (`--step`, lognormal with `--jitter`), in which they sleep
 Measured is the slope of units over time, the first `--warm` seconds left out. Plans of a network that took
 more than 10 % more or less than predicted are measured again, from the profile on, until each was measured
 `--times` times: of those that one counts whose error is the median. `busy` is the share of the machine's
-processors that the job needed, `queued` the seconds of an iteration in which the first worker's threads, added
-up, could have gone on and had no processor (Linux's schedstat).
+processors that the job needed, `queued` the seconds of an iteration in which the first worker's threads,
+added up, could have gone on and had no processor (Linux's schedstat).
 
 `--auto` measures dasgd(auto) instead: its share of the speed without communication, in turns with that; and
 what it chooses when the links change their rate while it runs.
@@ -111,8 +111,8 @@ def profiled(args: argparse.Namespace, model: str, path: Path) -> None:
 
 
 class Step(NamedTuple):
-    """After a step: the seconds, the units done, the clock, the delay in force, and the seconds of a
-    processor that this worker has needed, and those that its threads have waited for one."""
+    """After a step: the seconds, the units done, the clock, the delay in force, the seconds of a processor
+    that this worker has needed, and (of the first and the last) those that its threads have waited for one."""
 
     at: float
     units: int
@@ -137,7 +137,7 @@ def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Ste
             unit()
             sync.step()
             worker, now = sync.worker, time.perf_counter()
-            needed = time.process_time(), queued()
+            needed = time.process_time(), 0.0 if rows and not sync.done else queued()
             rows.append(Step(now, sync.units, worker.clock, worker.hiding, *needed))
     return rows
 
