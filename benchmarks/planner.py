@@ -112,7 +112,8 @@ def profiled(args: argparse.Namespace, model: str, path: Path) -> None:
 
 class Step(NamedTuple):
     """After a step: the seconds, the units done, the clock, the delay in force, the seconds of a processor
-    that this worker has needed, and (of the first and the last) those that its threads have waited for one."""
+    that this worker has needed, and (after the first and the last) those that its threads have waited for
+    one."""
 
     at: float
     units: int
