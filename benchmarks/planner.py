@@ -42,6 +42,8 @@ BUSY = 0.06
 the profile is taken again."""
 WRONG = 0.1
 """An error from which on a case is measured again."""
+LEAST = 20
+"""Steps of a job."""
 ALONE = "local(period=1000000000)"
 
 
@@ -191,7 +193,7 @@ def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: st
     for plan in plans:
         each = forms.of(parse(plan)).seconds
         period = getattr(parse(plan), "period", 1)
-        steps = max(round((args.seconds + args.warm) / each), 2 * period + 6)
+        steps = max(round((args.seconds + args.warm) / each), 2 * period + 6, LEAST)
         rows = ran(args, model, plan, steps * cluster.size)
         warm = min(args.warm, (rows[-1][0] - rows[0][0]) / 4)
         measured = cluster.size / speed(rows, period, warm)
