@@ -10,11 +10,13 @@ emulated network.
 One worker on each host. For every network and model the workers profile themselves, as `offbeat profile`
 does, and then train under one plan after the other; nothing else is known to the prediction. Units have a
 duration of their own (`--step`, lognormal with `--jitter`), in which they sleep (`emulated.sleeping`).
-Measured is the slope of units over time, the first `--warm` seconds left out. Plans of a network that took
-more than 10 % more or less than predicted are measured again, from the profile on, until each was measured
-`--times` times: of those that one counts whose error is the median. `busy` is the share of the machine's
-processors that the job needed, `queued` the seconds of an iteration in which the first worker's threads,
-added up, could have gone on and had no processor (Linux's schedstat).
+Measured is the slope of units over time, the first `--warm` seconds left out; under asp, whose workers begin
+in step and meet on the links only when they have drifted apart, three times as many steps, and the first
+third left out. Plans of a network that took more than 10 % more or less than predicted are measured again,
+from the profile on, until each was measured `--times` times: of those that one counts whose error is the
+median. `busy` is the share of the machine's processors that the job needed, `queued` the seconds of an
+iteration in which the first worker's threads, added up, could have gone on and had no processor (Linux's
+schedstat).
 
 `--auto` measures dasgd(auto) instead: its share of the speed without communication, in turns with that; and
 what it chooses when the links change their rate while it runs.
@@ -23,6 +25,7 @@ what it chooses when the links change their rate while it runs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -30,6 +33,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,13 +126,16 @@ class Step(NamedTuple):
     clock: int
     delay: int
     busy: float
-    queued: float
+    queued: dict[str, float]
 
 
-def queued() -> float:
-    """Seconds that this process's threads have waited for a processor so far."""
-    rows = [Path(thread, "schedstat").read_text().split() for thread in Path("/proc/self/task").iterdir()]
-    return sum(int(row[1]) for row in rows) / 1e9
+def queued() -> dict[str, float]:
+    """Seconds that each of this process's threads has waited for a processor so far."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
 
 
 def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Step]:
@@ -140,7 +147,7 @@ def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Ste
             unit()
             sync.step()
             worker, now = sync.worker, time.perf_counter()
-            needed = time.process_time(), 0.0 if rows and not sync.done else queued()
+            needed = time.process_time(), {} if rows and not sync.done else queued()
             rows.append(Step(now, sync.units, worker.clock, worker.hiding, *needed))
     return rows
 
@@ -193,15 +200,17 @@ def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: st
     for plan in plans:
         each = forms.of(parse(plan)).seconds
         period = getattr(parse(plan), "period", 1)
-        steps = max(round((args.seconds + args.warm) / each), 2 * period + 6, LEAST)
+        steps, warm = max(round((args.seconds + args.warm) / each), 2 * period + 6, LEAST), args.warm
+        if parse(plan).home == "shards":
+            steps, warm = 3 * steps, inf
         rows = ran(args, model, plan, steps * cluster.size)
-        warm = min(args.warm, (rows[-1][0] - rows[0][0]) / 4)
+        warm = min(warm, (rows[-1].at - rows[0].at) / 3)
         measured = cluster.size / speed(rows, period, warm)
         first, last = rows[0], rows[-1]
         busy = cluster.size * (last.busy - first.busy) / (last.at - first.at) / (os.cpu_count() or 1)
-        waits = (last.queued - first.queued) / (len(rows) - 1)
+        waits = sum(seconds - first.queued.get(name, 0.0) for name, seconds in last.queued.items())
         one = {"plan": plan, "predicted": each, "measured": measured, "steps": steps}
-        found.append({**one, "busy": busy, "queued": waits})
+        found.append({**one, "busy": busy, "queued": waits / (len(rows) - 1)})
     return found
 
 
