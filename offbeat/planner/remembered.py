@@ -54,8 +54,11 @@ def recall(script: str, args: Sequence[str], workers: int) -> Job | None:
         kept = json.loads(_place(script, args, workers).read_text(encoding="utf-8"))
         if any(_mark(path) != mark for path, mark in kept["files"].items()):
             return None
-        model = {name: tuple(x) if isinstance(x, list) else x for name, x in kept["job"]["model"].items()}
-        return replace(Job(**{**kept["job"], "model": Model(**model)}), remembered=True)
+        shape: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in kept["job"]["model"].items()
+        }
+        return replace(Job(**{**kept["job"], "model": Model(**shape)}), remembered=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
