@@ -203,10 +203,10 @@ WEIGHTY = (3000, 100, 500, 5)
 """Elements of the parameters of `weighty`'s model."""
 
 
-def weighty(setup: Setup) -> None:
+def weighty(setup: Setup, width: int = 100) -> None:
     """With a model so large that its bytes count, and the words beside them don't."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(30, 100), nn.Tanh(), nn.Linear(100, 5))
+    model = nn.Sequential(nn.Linear(30, width), nn.Tanh(), nn.Linear(width, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=setup.momentum)
     with offbeat.Synchronizer(model, optimizer, setup.plan, setup.total, **setup.options) as sync:
         while not sync.done:
