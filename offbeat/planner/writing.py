@@ -20,6 +20,9 @@ INSIDE = Link(2e9, 5e-5)
 """Between processes of one host, where nothing was measured."""
 OVERHEAD = 1e-4
 """Seconds of a push at a host, at most: what more it takes grows with its bytes."""
+BURST = 0.01
+"""Seconds of a link's burst, at most: token buckets hold a few milliseconds, and what more a push gains is its
+link's rate, which was measured too low."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _shards(fit: Fit, about: About, link: Link, inside: Link) -> tuple[ShardServ
     service = max(left, 2e-5)
     overhead = min(OVERHEAD, service / 2)
     apply = about.model.size * about.wire / fit.hosts / (service - overhead)
-    return ShardService(apply, overhead), max(-left / 2, 0.0) if fit.hosts > 1 else 0.0
+    return ShardService(apply, overhead), min(max(-left / 2, 0.0), BURST) if fit.hosts > 1 else 0.0
 
 
 def _profile(fit: Fit, about: About, unit: float) -> list[str]:
