@@ -5,7 +5,7 @@ emulated network.
                                         measures, and prints the table of docs/planner.md; given again,
                                         it leaves out the networks that the file has already
     python benchmarks/planner.py --table results.json more.json
-                                        prints it again, of several runs' results
+                                        prints it again, of several runs' results; the later ones count
 
 One worker on each host. For every network and model the workers profile themselves, as `offbeat profile`
 does, and then train under one plan after the other; nothing else is known to the prediction. Units have a
@@ -365,13 +365,15 @@ def automatic(args: argparse.Namespace, rows: list[dict[str, Any]], save: Callab
 
 def table(files: Sequence[dict[str, Any]]) -> None:
     """In Markdown, with the settings."""
-    rows = [row for found in files for row in found["cases"]]
+    names = ("hosts", "rate", "delay", "model", "plan")
+    each = {tuple(row[name] for name in names): row for found in files for row in found["cases"]}
+    rows = list(each.values())
     plans = list(dict.fromkeys(row["plan"] for row in rows))
     print("| hosts | link | delay | model |", " | ".join(plans), "|")
     print("|---|---|---|---|" + "---|" * len(plans))
     cells: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("hosts", "rate", "delay", "model"))
+        key = tuple(row[name] for name in names[:-1])
         times = f"{row['predicted'] * 1e3:.0f} / {row['measured'] * 1e3:.0f}"
         often = f", of {len(row['errors'])}" if len(row["errors"]) > 1 else ""
         cells.setdefault(key, {})[row["plan"]] = f"{times} ({100 * row['error']:+.1f}%{often})"

@@ -21,8 +21,8 @@ INSIDE = Link(2e9, 5e-5)
 OVERHEAD = 1e-4
 """Seconds of a push at a host, at most: what more it takes grows with its bytes."""
 BURST = 0.01
-"""Seconds of a link's burst, at most: token buckets hold a few milliseconds, and what more a push gains is its
-link's rate, which was measured too low."""
+"""Seconds of a link's burst, at most: token buckets hold a few milliseconds, and what more a push gains is
+its link's rate, which was measured too low."""
 
 
 @dataclass(frozen=True)
