@@ -419,7 +419,7 @@ def virtual(args: argparse.Namespace, cluster: Path, plan: str, total: int, work
         "--plan",
         plan,
     ]
-    words += ["--total", str(total), "--seed", "0", "--out", str(out), __file__, "--job", "train"]
+    words += ["--total", str(total), "--seed", "0", "--out", str(out), "--", __file__, "--job", "train"]
     words += ["--step", "0"]  # the description has it
     command = [sys.executable, *words]
     done = subprocess.run(command, env={**os.environ, **environment()}, capture_output=True, text=True)
