@@ -20,9 +20,6 @@ INSIDE = Link(2e9, 5e-5)
 """Between processes of one host, where nothing was measured."""
 OVERHEAD = 1e-4
 """Seconds of a push at a host, at most: what more it takes grows with its bytes."""
-BURST = 0.01
-"""Seconds of a link's burst, at most: token buckets hold a few milliseconds, and what more a push gains is
-its link's rate, which was measured too low."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def toml(fit: Fit, about: About) -> str:
     samples = fit.samples()
     unit = sum(samples) / len(samples)
     link, inside = links(fit)
-    shards, burst = _shards(fit, about, link, inside)
+    shards = _shards(fit, about, link, inside)
     rows = [
         f"# {Path(about.script).name} on {fit.workers} workers of {fit.hosts} hosts, "
         f"profiled {time.strftime('%Y-%m-%d %H:%M')}; keys: docs/cluster.md",
@@ -77,7 +74,6 @@ def toml(fit: Fit, about: About) -> str:
         rows += [] if kind.slow == 1 else [f"slow = {kind.slow:g}"]
     assumed = [] if fit.hosts > 1 else ["# assumed: only one host was measured"]
     rows += ["", "[link]", *assumed, f"rate = {_rate(link.rate)}", f"latency = {_time(link.latency)}"]
-    rows += [f"burst = {_time(burst)}"] if burst else []
     rows += ["", "[host]", f"rate = {_rate(inside.rate)}", f"latency = {_time(inside.latency)}"]
     rows += ["", "[allreduce]", 'algorithm = "ring"', f"overhead = {_time(fit.overhead)}"]
     rows += [f"in_flight = {about.in_flight}"]
@@ -103,20 +99,17 @@ def links(fit: Fit) -> tuple[Link, Link]:
     return Link(1.25e9, 5e-5), inside
 
 
-def _shards(fit: Fit, about: About, link: Link, inside: Link) -> tuple[ShardService, float]:
-    """What is left of a push and its pull when what their way takes is taken off. Where less is left than
-    nothing, the link lets some bytes pass at once after a pause (`[link] burst`): once each way."""
+def _shards(fit: Fit, about: About, link: Link, inside: Link) -> ShardService:
+    """What is left of a push and its pull when what their way takes is taken off."""
     if fit.push is None or fit.pull is None:
-        return ShardService(2e9, OVERHEAD), 0.0
+        return ShardService(2e9, OVERHEAD)
     group = Group(fit.workers, fit.per_host, 1.0, Compute(1.0), link)
     free = ShardService(1e18, 0.0)
     cluster = Cluster("profile", "profile", fit.workers, (group,), 0.5, inside, Allreduce(), free)
     way = Queues(Workers(cluster.sized()), about.model, about.wire).alone
-    left = fit.push + fit.pull - way
-    service = max(left, 2e-5)
+    service = max(fit.push + fit.pull - way, 2e-5)
     overhead = min(OVERHEAD, service / 2)
-    apply = about.model.size * about.wire / fit.hosts / (service - overhead)
-    return ShardService(apply, overhead), min(max(-left / 2, 0.0), BURST) if fit.hosts > 1 else 0.0
+    return ShardService(about.model.size * about.wire / fit.hosts / (service - overhead), overhead)
 
 
 def _profile(fit: Fit, about: About, unit: float) -> list[str]:
