@@ -7,6 +7,7 @@ BROWSED := $(VENV)/.browser
 # Tests that run side by side.
 JOBS ?= 2
 HOSTS_TOOL ?= $(wildcard ../shared/tools/hosts.py)
+DATA ?= $(wildcard ../shared/data/cifar10)
 
 .PHONY: help demo test test-all lint bench soak browser pictures docs
 
@@ -14,7 +15,7 @@ help:
 	@echo "make demo      six plans on scikit-learn's digits, two workers each, one report"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the slow tests too"
-	@echo "make bench     throughput of every protocol against raw DDP and no communication"
+	@echo "make bench     Offbeat beside its peers, and docs/benchmarks.md; PARTS=\"throughput recovery\": only these"
 	@echo "make soak      half an hour of kills, cuts and newcomers under every protocol"
 	@echo "make lint      lint, format check and types"
 	@echo "make browser   a browser for the tests that open reports, where root has apt"
@@ -55,7 +56,7 @@ test-all: lint browser
 	HOSTS_TOOL=$(HOSTS_TOOL) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 bench: $(READY)
-	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks $(PARTS) $(if $(HOSTS_TOOL),--hosts-tool $(HOSTS_TOOL)) $(if $(DATA),--data $(DATA))
 
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py --minutes 30 $(if $(HOSTS_TOOL),--hosts-tool $(HOSTS_TOOL))

@@ -1,88 +1,222 @@
-"""How soon a job goes on after kill -9 of one of its workers, and how soon a new process trains in its place.
+"""How soon a job goes on after kill -9 of one of its workers, and how soon all of them train again: Offbeat,
+torchrun with DDP and checkpoints (what users do today), and torchft.
 
     python benchmarks/recovery.py --kills 5
+    python benchmarks/recovery.py --only offbeat --workers 4 --plan asp
 
-One job of `--workers` workers on this host, under `--plan` (of protocols on replicas); ranks are killed in
-turn, rank 0 too. All times are from the kill, by the job's journal: until the survivors' next step, until
-the new process is a member, and until the first step with it, torch's import included. Medians.
+Each job has `--workers` workers on this host, steps of some 20 ms and 0.3 M parameters; its ranks are killed
+in turn, rank 0 too. Every worker writes down when it has done a step. All times are from the kill: the job
+goes on when one of the others has done two more steps (one may have been under way), and is whole when the
+killed rank's new process has done one. Under torchrun all begin again from the last checkpoint, of every 50
+steps: what they do again is counted. torchft is set up as its example train_ddp.py; its lighthouse waits for
+those that come for 2 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from offbeat import journal
+from peers.environment import environment
+from record import ROOT, Record, Row, Setup
 
-TRAIN = """
-import os, time
-from pathlib import Path
-import torch, offbeat
-offbeat.init(seed=3)
-data = torch.randn(4096, 64), torch.randn(4096, 1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-mine, told = Path(f"pid{offbeat.rank()}"), False
-sync = offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), total=10**7)
-for x, y in sync.batches(data, batch_size=8):
-    torch.nn.functional.mse_loss(model(x), y).backward()
-    time.sleep(0.02)
-    sync.step()
-    if not told:
-        told = True
-        mine.with_suffix(".new").write_text(str(os.getpid()))
-        mine.with_suffix(".new").rename(mine)
-"""
+JOBS = Path(__file__).resolve().parent / "jobs"
+sys.path.insert(0, str(JOBS))
+from log import read  # noqa: E402
+
+TITLE = "Recovery after kill -9"
+MINUTES = 4.0
+SETTINGS = {
+    "workers": 3,
+    "parameters": "0.3M",
+    "network": "loopback",
+    "heartbeat": 2.0,
+    "torchft's join": 2.0,
+}
+SIDES = ("offbeat", "torchrun", "torchft")
 T = TypeVar("T")
 
 
-def wait_for(find: Callable[[], T | None], what: str, seconds: float = 120.0) -> T:
-    """What `find` finds, once it finds something. Ends the program where that takes too long."""
-    end = time.monotonic() + seconds
-    while (found := find()) is None:
-        if time.monotonic() > end:
-            raise SystemExit(f"{what} did not come within {seconds:g} s")
-        time.sleep(0.05)
-    return found
+class Job:
+    """Processes with the file that their workers write steps to. They end with it."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.steps = folder, folder / "steps"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, words: list[Any], **extra: str) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([str(ROOT), str(JOBS), os.environ.get("PYTHONPATH", "")])
+        place = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "RUST_LOG": "error", **extra}
+        place["OFFBEAT_BENCHMARK_STEPS"] = str(self.steps)
+        with (self.folder / "log").open("ab") as log:
+            made = subprocess.Popen(
+                [str(word) for word in words],
+                cwd=self.folder,
+                env=place,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(made)
+        return made
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGINT)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        for _, _, pid, _ in read(self.steps):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def wait_for(self, find: Callable[[], T | None], what: str, seconds: float = 180.0) -> T:
+        """What `find` finds, once it finds something. Ends the program where that takes too long."""
+        end = time.monotonic() + seconds
+        while (found := find()) is None:
+            if time.monotonic() > end:
+                raise SystemExit(
+                    f"{what} did not come within {seconds:g} s:\n{(self.folder / 'log').read_text()[-3000:]}"
+                )
+            time.sleep(0.05)
+        return found
+
+    def pid(self, rank: int) -> int | None:
+        """Of the process that did this rank's last step."""
+        return next((row[2] for row in reversed(read(self.steps)) if row[1] == rank), None)
 
 
-def after(rows: list[dict[str, Any]], moment: float, kind: str, rank: int | None = None) -> float | None:
-    """When there was the next record of a kind; with a rank, one of members among whom it is."""
-    for row in rows:
-        if row["type"] == kind and row["t"] > moment and (rank is None or rank in row["members"]):
-            return float(row["t"])
-    return None
-
-
-def kill(out: Path, folder: Path, rank: int) -> dict[str, Any]:
-    """Kills a rank's process. Seconds until each thing that follows."""
-    pid = int((folder / f"pid{rank}").read_text())
-    started = next(row["started"] for row in journal.read(out) if row["type"] == "run")
-    killed = time.time() - started
+def kill(job: Job, rank: int) -> dict[str, float]:
+    """Kills a rank's process. Seconds until the job goes on and is whole, and the steps done again."""
+    pid = job.pid(rank)
+    assert pid is not None
+    killed = time.time()
     os.kill(pid, signal.SIGKILL)
-    (folder / f"pid{rank}").unlink()
 
-    def found() -> dict[str, Any] | None:
-        rows = journal.read(out)
-        lost = after(rows, killed, "members")
-        back = after(rows, killed, "members", rank)
-        if lost is None or back is None or (again := after(rows, back, "step")) is None:
+    def found() -> dict[str, float] | None:
+        rows = read(job.steps)
+        later = [row for row in rows if row[0] > killed]
+        whole = next((row for row in later if row[1] == rank and row[2] != pid), None)
+        others: dict[tuple[int, int], list[float]] = {}
+        for at, who, process, _ in later:
+            if who != rank:
+                others.setdefault((who, process), []).append(at)
+        on = min((times[1] for times in others.values() if len(times) > 1), default=None)
+        if on is None or whole is None:
             return None
-        step = after(rows, lost, "step")
-        moments = {"survivors": step, "member": back, "trains": again}
-        return {name: round(one - killed, 3) for name, one in moments.items() if one is not None}
+        reached = max(row[3] for row in rows if row[0] <= killed)
+        first = min((row[3] for row in later if row[0] >= on), default=reached)
+        again = max(reached - first + 2, 0)  # two steps are what "goes on" waits for
+        return {"on": round(on - killed, 2), "whole": round(whole[0] - killed, 2), "again": again}
 
-    return {"rank": rank, **wait_for(found, f"the process in rank {rank}'s place")}
+    return job.wait_for(found, f"the process in rank {rank}'s place")
+
+
+def offbeat_job(job: Job, workers: int, plan: str, cache: Path) -> None:
+    words = [sys.executable, "-m", "offbeat", "run", "-q", "-n", workers, "--min", 1, "--restarts", 100]
+    job.start([*words, "--heartbeat", 2.0, "--plan", plan, "--out", "run", JOBS / "ours.py"])
+
+
+def torchrun_job(job: Job, workers: int, plan: str, cache: Path) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", workers]
+    job.start([*words, "--max-restarts", 100, JOBS / "restarted.py", "0.3M", 0])
+
+
+def torchft_job(job: Job, workers: int, plan: str, cache: Path) -> None:
+    python = environment(cache, "torchft")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    lit = "import sys, time; from torchft.coordination import LighthouseServer as Server; kept = Server("
+    lit += "bind=sys.argv[1], min_replicas=1, join_timeout_ms=2000); time.sleep(1e6)"
+    job.start([python, "-c", lit, f"0.0.0.0:{port}"])
+    for rank in range(workers):
+        words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 1]
+        where = {"REPLICA_GROUP_ID": str(rank), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+        job.start([*words, "--max-restarts", 100, JOBS / "replica.py"], **where)
+
+
+STARTS = {"offbeat": offbeat_job, "torchrun": torchrun_job, "torchft": torchft_job}
+NAMES = {"offbeat": "offbeat", "torchrun": "torchrun, DDP and checkpoints", "torchft": "torchft DDP"}
+
+
+def kills(
+    side: str, workers: int, plan: str, count: int, cache: Path, between: float
+) -> list[dict[str, float]]:
+    with TemporaryDirectory(prefix="offbeat-recovery-") as folder, Job(Path(folder)) as job:
+        STARTS[side](job, workers, plan, cache)
+        found = []
+        for number in range(count):
+            rank = (number + 1) % workers
+
+            def all_train() -> bool | None:
+                recent = {row[1] for row in read(job.steps) if row[0] > time.time() - 1.0}
+                return len(recent) == workers or None
+
+            job.wait_for(all_train, "a step of every rank")
+            time.sleep(between)
+            found.append(kill(job, rank))
+            print(f"  {side}, rank {rank}: {found[-1]}", flush=True)
+        return found
+
+
+def row_of(side: str, plan: str, found: list[dict[str, float]]) -> Row:
+    values: dict[str, Any] = {}
+    for name, key in (("goes on after, s", "on"), ("whole after, s", "whole"), ("steps done again", "again")):
+        each = [one[key] for one in found]
+        values[name] = [round(statistics.median(each), 2), min(each), max(each)]
+    name = NAMES[side] + (f" {plan}" if side == "offbeat" else "")
+    return Row(name, {"kills": len(found)}, values)
+
+
+def measure(setup: Setup) -> Iterator[Row]:
+    cases = [
+        ("offbeat", "bsp"),
+        ("torchrun", ""),
+        ("torchft", ""),
+        ("offbeat", "dasgd(4,2)"),
+        ("offbeat", "asp"),
+    ]
+    for side, plan in cases[:1] if setup.quick else cases:
+        count = 1 if setup.quick else 3
+        yield row_of(side, plan, kills(side, 2 if setup.quick else 3, plan, count, setup.cache, 2.0))
+
+
+def page(record: Record) -> list[str]:
+    from page import paragraph, spread, table
+
+    columns = ["goes on after, s", "whole after, s", "steps done again"]
+    rows = []
+    for row in record.rows:
+        cells = []
+        for name in columns:
+            middle, low, high = row.values[name]
+            digits = 0 if name == columns[-1] else 2
+            cells.append(f"{middle:.{digits}f} ({spread(low, high, digits)})")
+        rows.append([row.name, *cells])
+    text = paragraph(
+        """One of three workers on one host is killed, in turn, rank 0 too. The job goes on when another
+        worker has done two more steps, and is whole when the new process in the killed one's place has done
+        one: most of that is Python importing torch. torchrun starts all of them again from the last
+        checkpoint (every 50 steps of 20 ms)."""
+    )
+    return [text, *table(["", *columns], rows)]
 
 
 def main() -> None:
@@ -91,46 +225,18 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--heartbeat", type=float, default=2.0, help="seconds")
-    parser.add_argument("--plan", default="bsp")
+    parser.add_argument("--plan", default="bsp", help="of Offbeat's job")
+    parser.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--between", type=float, default=3.0, help="seconds from a recovery to the next kill")
-    parser.add_argument("--json", help="where to write the results")
+    parser.add_argument(
+        "--peers", type=Path, default=ROOT / "build" / "peers", help="where they are installed"
+    )
     args = parser.parse_args()
-    folder = Path(mkdtemp(prefix="offbeat-recovery-"))
-    (folder / "train.py").write_text(TRAIN)
-    print(
-        f"{args.workers} workers, {args.plan}, heartbeat {args.heartbeat:g} s, {args.kills} kills, "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, in {folder}",
-        flush=True,
-    )
-    words = [sys.executable, "-m", "offbeat", "run", "-q", "-n", str(args.workers), "--min", "1"]
-    words += ["--restarts", str(args.kills + 1), "--heartbeat", str(args.heartbeat), "--plan", args.plan]
-    path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
-    place = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    rows = []
-    with (folder / "log").open("wb") as log:
-        job = subprocess.Popen(
-            [*words, "--out", "run", "train.py"], cwd=folder, env=place, stdout=log, stderr=log
+    for side in args.only:
+        found = row_of(
+            side, args.plan, kills(side, args.workers, args.plan, args.kills, args.peers, args.between)
         )
-    try:
-        for number in range(args.kills):
-            rank = (number + 1) % args.workers
-            wait_for(lambda: (folder / f"pid{rank}").exists() or None, f"rank {rank}'s first step")  # noqa: B023
-            time.sleep(args.between)
-            rows.append(kill(folder / "run", folder, rank))
-            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    finally:
-        job.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(20)
-        job.kill()
-    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0] if name != "rank"}
-    print(
-        f"medians from the kill: survivors' next step {medians['survivors']:.2f} s, the new process is a "
-        f"member after {medians['member']:.2f} s and trains after {medians['trains']:.2f} s"
-    )
-    if args.json:
-        Path(args.json).write_text(json.dumps({"settings": vars(args), "kills": rows}, indent=2) + "\n")
+        print(found.name, ", ".join(f"{name} {value}" for name, value in found.values.items()))
 
 
 if __name__ == "__main__":

@@ -1,203 +1,85 @@
-"""Training speed of every replica protocol, as a share of the speed without any communication.
+"""Training speed of every protocol and of the peers, as a share of the speed without any communication.
 
     python benchmarks/throughput.py                              two workers here
     python benchmarks/throughput.py --rate 50mbit --hosts-tool PATH/hosts.py
                                                                  two emulated hosts on slow links
+    python benchmarks throughput --hosts-tool PATH/hosts.py      every network, into results/throughput.json
 
 All methods run in the same processes and take turns, beginning with another one each time: in a turn a
 method does `--warm` steps (so that an average is under way when the clock starts, as in the middle of a
-job) and then `--steps` timed ones; `--turns` of them make a round. Printed are the median and the spread
-(lowest to highest) over the rounds, as shares of the rounds' own no-communication speed. Peers are set up
-as their documentation says.
+job) and then `--steps` timed ones. Rounds go on for `--seconds`, three at least. Printed are the median and
+the spread (lowest to highest) over the rounds, as shares of the rounds' own no-communication speed. Peers are
+set up as their documentation says, in an environment of their own that this makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import emulated
+from names import SAME, of_offbeat, of_peer
+from peers.environment import environment
+from record import ROOT, Record, Row, Setup, compared
 
-ROOT = Path(__file__).resolve().parent.parent
+TITLE = "Throughput: every protocol beside its peers"
+MINUTES = 21.0
+SETTINGS = {"steps": 8, "warm": 4, "optimizer": "SGD with momentum", "threads": 1}
+WORKER = "OFFBEAT_BENCHMARK"
+NETWORKS = {
+    "loopback": (None, "0"),
+    "1 Gbit": ("1gbit", "0"),
+    "200 Mbit": ("200mbit", "0"),
+    "50 Mbit": ("50mbit", "0"),
+    "1 Gbit + 10 ms": ("1gbit", "10ms"),
+}
+"""Each host's rate and delay, one way."""
 
 
-def options() -> argparse.Namespace:
+def options(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=("resnet8", "mlp"), default="resnet8")
     parser.add_argument("--batch", type=int, default=32, help="samples of a worker's step")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=2, help="turns of a method in a round")
+    parser.add_argument(
+        "--sleep", type=float, default=0.0, help="seconds of a step of fixed duration, instead of computing"
+    )
+    parser.add_argument("--seconds", type=float, default=150.0, help="after which no round begins")
+    parser.add_argument("--rounds", type=int, default=3, help="at least")
     parser.add_argument("--steps", type=int, default=8, help="timed steps in a turn")
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--only", help="methods to run beside 'none', separated by ';'")
     parser.add_argument("--rate", help="of every host's link, such as 50mbit: emulated hosts")
     parser.add_argument("--delay", default="0", help="one way, such as 10ms")
     parser.add_argument("--hosts-tool", help="the emulator's hosts.py", default=os.environ.get("HOSTS_TOOL"))
+    parser.add_argument("--peers", default="build/peers", help="where the peers are installed")
     parser.add_argument("--json", help="where to write the results")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def methods(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], None]]]:
-    """Each makes its own model and returns one training step."""
-    import torch
-    import torch.nn.functional as F
-    from torch import distributed as dist
-    from torch import nn
-
-    import offbeat
-
-    sys.path.insert(0, str(ROOT / "examples"))
-    from models import resnet8
-
-    x = torch.randn(args.batch, 3, 32, 32)
-    y = torch.randint(0, 10, (args.batch,))
-
-    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model: nn.Module = resnet8()
-        if args.model == "mlp":  # 9.9 M parameters
-            layers = [nn.Linear(3072, 2048), nn.ReLU(), nn.Linear(2048, 1750), nn.ReLU(), nn.Linear(1750, 10)]
-            model = nn.Sequential(nn.Flatten(), *layers)
-        return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def loop(model: Callable[[torch.Tensor], torch.Tensor], then: Callable[[], None]) -> Callable[[], None]:
-        def step() -> None:
-            F.cross_entropy(model(x), y).backward()
-            then()
-
-        return step
-
-    def none() -> Callable[[], None]:
-        model, optimizer = make()
-
-        def then() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return loop(model, then)
-
-    def ddp() -> Callable[[], None]:
-        model, optimizer = make()
-        wrapped = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-
-        def then() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return loop(wrapped, then)
-
-    def post_local() -> Callable[[], None]:
-        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-        from torch.distributed.optim import PostLocalSGDOptimizer
-
-        model, inner = make()
-        wrapped = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-        subgroup = [dist.new_group([rank]) for rank in range(args.workers)][dist.get_rank()]
-        state = hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=1)
-        wrapped.register_comm_hook(state, hook.post_localSGD_hook)
-        optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(period=4, warmup_steps=1))
-
-        def then() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return loop(wrapped, then)
-
-    def flat_local() -> Callable[[], None]:
-        model, optimizer = make()
-        parameters = list(model.parameters())
-        taken = 0
-
-        def then() -> None:
-            nonlocal taken
-            optimizer.step()
-            optimizer.zero_grad()
-            taken += 1
-            if taken % 4 == 0:
-                with torch.no_grad():
-                    flat = torch.cat([p.reshape(-1) for p in parameters])
-                    dist.all_reduce(flat)
-                    flat /= args.workers
-                    for p, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                        p.copy_(piece.view_as(p))
-
-        return loop(model, then)
-
-    def ours(plan: str, wire: str | None = None) -> Callable[[], Callable[[], None]]:
-        def build() -> Callable[[], None]:
-            model, optimizer = make()
-            sync = offbeat.Synchronizer(model, optimizer, plan=plan, total=10**9, wire=wire)
-            return loop(model, sync.step)
-
-        return build
-
-    def formula() -> str:
-        """The paper's rule: the smallest delay d with t_c < d·t_p, and a period of d + 1."""
-        step, parameters = none(), sum(p.numel() for p in make()[0].parameters())
-        flat = torch.zeros(parameters)
-        computing, averaging = [], []
-        for _ in range(7):
-            dist.barrier()
-            begun = time.perf_counter()
-            step()
-            computing.append(time.perf_counter() - begun)
-            dist.barrier()
-            begun = time.perf_counter()
-            dist.all_reduce(flat)
-            averaging.append(time.perf_counter() - begun)
-        both = torch.tensor([statistics.median(averaging), statistics.median(computing)])
-        dist.all_reduce(both)
-        t_c, t_p = (both / args.workers).tolist()
-        delay = int(t_c / t_p) + 1
-        if dist.get_rank() == 0:
-            print(
-                f"t_p {t_p * 1e3:.1f} ms, t_c {t_c * 1e3:.1f} ms: delay {delay}, period {delay + 1}",
-                flush=True,
-            )
-        return f"dasgd(period={delay + 1},delay={delay})"
-
-    chosen = formula()
-    found: dict[str, Callable[[], Callable[[], None]]] = {
-        "none": none,
-        "DDP": ddp,
-        "DDP + PostLocalSGD(4)": post_local,
-        "flat local SGD(4) by hand": flat_local,
-        "bsp": ours("bsp"),
-        "local(period=4)": ours("local(period=4)"),
-        "dasgd(period=2,delay=1)": ours("dasgd"),
-        "dasgd(period=4,delay=2)": ours("dasgd(period=4,delay=2)"),
-        f"{chosen}, by the formula": ours(chosen),
-        "dasgd(auto)": ours("dasgd(auto)"),
-        "bsp, bf16 wire": ours("bsp", "bf16"),
-        "dasgd(period=4,delay=2), bf16 wire": ours("dasgd(period=4,delay=2)", "bf16"),
-    }
-    if args.only:
-        asked = ["none", *(word.strip() for word in args.only.split(";"))]
-        unknown = [name for name in asked if name not in found]
-        if unknown:
-            raise SystemExit(f"no method {unknown[0]!r}; there are: {'; '.join(found)}")
-        found = {name: found[name] for name in asked}
-    return found
+# A worker
 
 
 def work(args: argparse.Namespace) -> None:
-    """One worker: every method in turn, in every round."""
+    """Every method in turn, in every round."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    import methods
     import torch
     from torch import distributed as dist
 
@@ -205,98 +87,245 @@ def work(args: argparse.Namespace) -> None:
 
     dist.init_process_group("gloo")
     offbeat.init(seed=0, out=False)
-    steps = {name: build() for name, build in methods(args).items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for number in range(args.rounds + 1):  # the first one warms up
-        spent = dict.fromkeys(names, 0.0)
-        for turn in range(args.turns):
-            shift = (number * args.turns + turn) % len(names)
-            for name in names[shift:] + names[:shift]:
-                spent[name] += take_turn(steps[name], args)
-                time.sleep(0.4)  # what is still under way lands before the next method's turn
-        if number:
-            for name in names:
-                seconds[name].append(spent[name] / (args.turns * args.steps))
+    names = methods.DEFAULT
+    if args.only:
+        names = ["none", *(word.strip() for word in args.only.split(";"))]
+        if unknown := [name for name in names if name not in methods.METHODS]:
+            raise SystemExit(f"no method {unknown[0]!r}; there are: {'; '.join(methods.METHODS)}")
+    task = methods.Work(args.model, args.batch, args.sleep)
+    steps = {name: methods.step_of(methods.METHODS[name], task) for name in names}
+    computing, averaging = parts_of(steps["none"], methods.network(args.model))
+    rest = max(0.1, 1.5 * averaging)  # what is still under way lands before the next method's turn
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    begun, number = time.perf_counter(), 0
+    while True:
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            spent = take_turn(steps[name], args.warm, args.steps)
+            if number:  # the first one warms up
+                seconds[name].append(spent / args.steps)
+            time.sleep(rest)
+        number += 1
+        enough = torch.tensor(float(number > args.rounds and time.perf_counter() > begun + args.seconds))
+        dist.broadcast(enough, 0)
+        if enough:
+            break
     if dist.get_rank() == 0:
-        report(args, seconds, torch.__version__)
+        found = {"compute_ms": computing * 1e3, "average_ms": averaging * 1e3, "seconds": seconds}
+        Path(os.environ[WORKER]).write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)
 
 
-def take_turn(step: Callable[[], None], args: argparse.Namespace) -> float:
+def parts_of(step: Callable[[], None], model: Any) -> tuple[float, float]:
+    """Seconds of a step without communication, and of one average; means of the workers' medians."""
+    import torch
+    from torch import distributed as dist
+
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    computing, averaging = [], []
+    for _ in range(5):
+        for action, found in ((step, computing), (lambda: dist.all_reduce(flat), averaging)):
+            dist.barrier()
+            begun = time.perf_counter()
+            action()
+            found.append(time.perf_counter() - begun)
+    both = torch.tensor([statistics.median(computing), statistics.median(averaging)])
+    dist.all_reduce(both)
+    first, second = (both / dist.get_world_size()).tolist()
+    return first, second
+
+
+def take_turn(step: Callable[[], None], warm: int, steps: int) -> float:
     """Seconds that the timed steps took, on the slowest worker."""
     from torch import distributed as dist
 
-    for _ in range(args.warm):
+    for _ in range(warm):
         step()
     dist.barrier()
     begun = time.perf_counter()
-    for _ in range(args.steps):
+    for _ in range(steps):
         step()
     dist.barrier()
     return time.perf_counter() - begun
 
 
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], version: str) -> None:
-    settings = {
-        "workers": args.workers,
-        "model": args.model,
-        "batch": args.batch,
-        "rounds": args.rounds,
-        "turns": args.turns,
-        "steps": args.steps,
-        "warm": args.warm,
-        "rate": args.rate or "loopback",
-        "delay": args.delay,
-        "torch": version,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-    }
-    print(", ".join(f"{key} {value}" for key, value in settings.items()))
-    print(f"{'method':42} {'ms/step':>9} {'of none':>8}  {'lowest to highest':>18} {'of DDP':>8}")
-    rows = {}
-    for name, times in seconds.items():
-        shares = [free / own for free, own in zip(seconds["none"], times, strict=True)]
-        row = {"ms": statistics.median(times) * 1e3, "share": statistics.median(shares)}
-        row |= {"lowest": min(shares), "highest": max(shares)}
-        text = f"{name:42} {row['ms']:9.1f} {row['share']:8.3f}  {row['lowest']:8.3f} to {row['highest']:.3f}"
-        if "DDP" in seconds:
-            against = [ddp / own for ddp, own in zip(seconds["DDP"], times, strict=True)]
-            row |= {"of_ddp": statistics.median(against), "of_ddp_range": [min(against), max(against)]}
-            text += f"    {row['of_ddp']:8.3f} ({min(against):.3f} to {max(against):.3f})"
-        print(text)
-        rows[name] = {**row, "seconds": times}
-    if args.json:
-        Path(args.json).write_text(json.dumps({"settings": settings, "methods": rows}, indent=1) + "\n")
+# The one who starts them
 
 
-def launch(args: argparse.Namespace) -> int:
-    """Starts the workers: here, or one on each emulated host."""
-    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
-    ours = {"OFFBEAT_BENCHMARK": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    ours["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    if args.rate:
-        emulator = emulated.tool(args.hosts_tool)
-        with emulator.Hosts(args.workers, rate=args.rate, delay=args.delay, name="throughput") as hosts:
-            codes = hosts.start(command, extra=ours).wait(fail_fast=True)
-        return int(any(codes.values()))
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """What the first worker measured. Ends the program where a worker fails."""
+    python = environment(Path(args.peers), "accelerate", "torchft")
+    with TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer"
+        command = [str(python), str(Path(__file__).resolve())]
+        for name in ("model", "batch", "sleep", "seconds", "rounds", "steps", "warm"):
+            command += [f"--{name}", str(getattr(args, name))]
+        command += ["--only", args.only] if args.only else []
+        extra = {WORKER: str(answer), "RUST_LOG": "error", "OMP_NUM_THREADS": "1"}
+        extra["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        codes = (on_hosts if args.rate else here)(args, command, extra)
+        if any(codes):
+            raise SystemExit(f"a worker failed: {codes}")
+        return dict(json.loads(answer.read_text()))
+
+
+def on_hosts(args: argparse.Namespace, command: list[str], extra: dict[str, str]) -> list[int]:
+    emulator = emulated.tool(args.hosts_tool)
+    with emulator.Hosts(args.workers, rate=args.rate, delay=args.delay, name="throughput") as hosts:
+        return list(hosts.start(command, extra=extra).wait(fail_fast=True).values())
+
+
+def here(args: argparse.Namespace, command: list[str], extra: dict[str, str]) -> list[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(args.workers)}
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **ours, **place, "RANK": str(r), "LOCAL_RANK": str(r)})
-        for r in range(args.workers)
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(args.workers)}
+    place["LOCAL_WORLD_SIZE"] = place["WORLD_SIZE"]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in map(str, range(args.workers)):
+            own = {**os.environ, **extra, **place, "RANK": rank, "LOCAL_RANK": rank}
+            processes.append(subprocess.Popen(command, env=own))
+            stack.callback(processes[-1].kill)
+        while all(process.poll() in (None, 0) for process in processes):
+            if all(process.poll() == 0 for process in processes):
+                break
+            time.sleep(0.1)
+        return [process.poll() or 0 for process in processes]
+
+
+# The results
+
+
+def rows_of(where: dict[str, Any], found: dict[str, Any]) -> Iterator[Row]:
+    """Every method against no communication, and every peer against the plan that does the same."""
+    times = found["seconds"]
+    about = {
+        **where,
+        "compute_ms": round(found["compute_ms"], 1),
+        "average_ms": round(found["average_ms"], 1),
+    }
+    about["rounds"] = len(times["none"])
+    for name, own in times.items():
+        values: dict[str, Any] = {"ms": round(statistics.median(own) * 1e3, 1)}
+        values |= {"least_ms": round(min(own) * 1e3, 1), "rounds_ms": [round(one * 1e3, 1) for one in own]}
+        for peer in SAME.get(name, ()):
+            if peer in times:
+                ratio, spread = compared(own, times[peer])
+                values[f"speed over {peer}"] = [ratio, *spread]
+        ratio, spread = compared(own, times["none"])
+        yield Row(name, where, {**values, **about}, ratio, "none", spread)
+
+
+def measure(setup: Setup) -> Iterator[Row]:
+    """Two hosts compute; four share two cores, so their steps have a fixed duration."""
+    cases: list[tuple[str, int, str, int, float, float]] = [("50 Mbit", 2, "resnet8", 32, 0.0, 130.0)]
+    for workers, network in itertools.product((2, 4), NETWORKS):
+        if workers == 2:
+            cases.append((network, workers, "resnet8", 16, 0.0, 85.0))
+        else:
+            cases.append((network, workers, "resnet8", 0, 0.1, 60.0))
+    cases.append(("1 Gbit", 2, "mlp", 32, 0.0, 110.0))
+    if setup.quick:
+        cases = [("loopback", 2, "resnet8", 2, 0.0, 0.0)]
+    for network, workers, model, batch, sleep, seconds in cases:
+        rate, delay = NETWORKS[network]
+        case = f"{workers} hosts, {network}, {model}, batches of {batch}"
+        if (rate and not setup.hosts_tool) or not setup.wants(case):
+            continue
+        words = ["--workers", str(workers), "--model", model, "--batch", str(batch), "--sleep", str(sleep)]
+        words += ["--seconds", str(seconds), "--delay", delay, "--peers", str(setup.cache)]
+        words += ["--rate", rate, "--hosts-tool", str(setup.hosts_tool)] if rate else []
+        words += ["--rounds", "1", "--steps", "4", "--warm", "2"] if setup.quick else []
+        where = {"network": network, "workers": workers, "model": model, "batch": batch, "sleep": sleep}
+        yield from rows_of(where, run(options(words)))
+
+
+def page(record: Record) -> list[str]:
+    from page import paragraph, spread, table
+
+    networks = list(NETWORKS)
+    lines = [
+        paragraph(
+            """Shares of the speed without communication. In a turn a method does 4 steps and then 8 timed
+            ones; all methods take turns in the same processes. ResNet-8 has 0.31 M parameters (1.2 MB), the
+            MLP 9.9 M (40 MB). Two hosts compute; four share two cores, so their steps sleep for most of 100
+            ms instead."""
+        ),
     ]
-    return int(any(process.wait() for process in processes))
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Row]]] = {}
+    for row in record.rows:
+        of = row.settings
+        key = (of["workers"], of["model"], of["batch"])
+        groups.setdefault(key, {}).setdefault(of["network"], {})[row.name] = row
+    for (workers, model, batch), found in groups.items():
+        there = [network for network in networks if network in found]
+        what = f"batches of {batch}" if batch else "steps of 100 ms"
+        lines.append(f"**{workers} hosts, {'ResNet-8' if model == 'resnet8' else 'MLP'}, {what}**\n")
+        rows: list[list[Any]] = []
+        for name in next(iter(found.values())):
+            cells = [found[network].get(name) for network in there]
+            shares = [c and f"{c.ratio:.2f} ({spread(*c.spread)})" for c in cells]  # type: ignore[misc]
+            rows.append([name, *shares])
+        times = [found[network]["none"] for network in there]
+        rows.insert(1, ["its step, ms", *(f"{row.values['ms']:.0f}" for row in times)])
+        rows.insert(2, ["one average, ms", *(f"{row.values['average_ms']:.0f}" for row in times)])
+        lines += [*table(["method", *there], rows), ""]
+    lines.append("**The best of each side**\n")
+    best = []
+    for (workers, model, batch), found in groups.items():
+        for network, its in found.items():
+            sides = [[row for row in its.values() if of(row.name)] for of in (of_offbeat, of_peer)]
+            if all(sides):
+                a, b = (max(side, key=lambda row: row.ratio or 0.0) for side in sides)
+                place = f"{workers} hosts, {network}, {model}{f', batches of {batch}' if batch else ''}"
+                best.append([place, f"{a.name}: {a.ratio:.2f}", f"{b.name}: {b.ratio:.2f}"])
+    lines += [*table(["where", "Offbeat", "peers"], best), ""]
+    return lines + same(record)
+
+
+def same(record: Record) -> list[str]:
+    """Offbeat's plans against the peers that do the same thing."""
+    from page import spread, table
+
+    rows, slower = [], []
+    for row in record.rows:
+        of = row.settings
+        for name, value in row.values.items():
+            if name.startswith("speed over "):
+                where = f"{of['workers']} hosts, {of['network']}, {of['model']}"
+                where += f", batches of {of['batch']}" if of["batch"] else ""
+                cell = f"{value[0]:.2f} ({spread(*value[1:])})"
+                rows.append([where, row.name, name[11:], cell])
+                if value[2] < 1:
+                    slower.append(f"`{row.name}` against {name[11:]} ({where}): {cell}")
+    text = (
+        "**The same thing by Offbeat and by a peer**: how many times as fast Offbeat is, median and spread "
+    )
+    text += "of the rounds. Slower than a peer by more than the spread: "
+    text += f"{'; '.join(slower)}." if slower else "no row."
+    return [text + "\n", *table(["where", "Offbeat", "peer", "Offbeat's speed over the peer's"], rows)]
 
 
 def main() -> int:
     args = options()
-    if os.environ.get("OFFBEAT_BENCHMARK"):
+    if os.environ.get(WORKER):
         work(args)
-    return launch(args)
+    found = run(args)
+    where = {name: value for name, value in vars(args).items() if name not in ("json", "hosts_tool", "peers")}
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    print(f"a step computes for {found['compute_ms']:.0f} ms, an average takes {found['average_ms']:.0f} ms")
+    print(f"{'method':28} {'ms/step':>9} {'of none':>8}  {'lowest to highest':>18}")
+    rows = list(rows_of({}, found))
+    for row in rows:
+        low, high = row.spread or (0.0, 0.0)
+        print(f"{row.name:28} {row.values['ms']:9.1f} {row.ratio:8.3f}  {low:8.3f} to {high:.3f}", end="")
+        others = {name[11:]: value for name, value in row.values.items() if name.startswith("speed over ")}
+        told = (f"{x[0]:.2f} of {name} ({x[1]:.2f} to {x[2]:.2f})" for name, x in others.items())
+        print("   ", "; ".join(told))
+    if args.json:
+        Path(args.json).write_text(json.dumps({"settings": where, **found}, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
