@@ -33,7 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         metavar="TEXT",
-        help="of throughput, the cases whose name has this in it, "
+        help="of throughput and correctness, the cases whose name has this in it, "
         'such as "2 hosts, 50 Mbit"; the other rows of the JSON file stay',
     )
     parser.add_argument("--quick", action="store_true", help="only see that everything runs; no figures")

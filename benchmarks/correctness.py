@@ -18,7 +18,7 @@ SCRIPTS = ("buffers", "skipped", "warmup", "uneven", "accumulation", "bucketing"
 
 
 def measure(setup: Setup) -> Iterator[Row]:
-    for name in ("accumulation",) if setup.quick else SCRIPTS:
+    for name in ("accumulation",) if setup.quick else filter(setup.wants, SCRIPTS):
         script = Path(__file__).resolve().parent / "defects" / f"{name}.py"
         words = [sys.executable, str(script), "--json"]
         place = {**os.environ, "OFFBEAT_PEERS": str(setup.cache)}

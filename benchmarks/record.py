@@ -84,10 +84,8 @@ class Record:
         def place(row: Row) -> str:
             return json.dumps([row.name, dict(row.settings)], sort_keys=True)
 
-        own = {place(row) for row in self.rows}
-        kept = [row for row in before.rows if place(row) not in own]
-        minutes = round(self.minutes + before.minutes, 1)
-        return replace(self, rows=kept + self.rows, minutes=minutes)
+        rows = {place(row): row for row in [*before.rows, *self.rows]}
+        return replace(self, rows=list(rows.values()), minutes=round(self.minutes + before.minutes, 1))
 
     @classmethod
     def read(cls, path: Path) -> Record:

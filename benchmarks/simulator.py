@@ -126,7 +126,9 @@ def page(record: Record) -> list[str]:
     text = paragraph(
         """Microseconds of one core for a worker's step when only time is simulated (`--timing-only`), the
         least of the rounds; ResNet-50 on servers joined by 20 Gbit/s. The last column is the largest
-        cluster's cost over the smallest's."""
+        cluster's cost over the smallest's. With shards and up to 8 workers every stream between a worker and
+        a shard is followed (`offbeat/virtual/sharing.py`), which costs more than the queues of larger
+        clusters."""
     )
     head = ["plan", *(f"{size:,} workers" for size in sizes), "last / first"]
     return [text, *table(head, [[plan, *its] for plan, its in cells.items()])]

@@ -200,12 +200,7 @@ def here(args: argparse.Namespace, command: list[str], extra: dict[str, str]) ->
 def rows_of(where: dict[str, Any], found: dict[str, Any]) -> Iterator[Row]:
     """Every method against no communication, and every peer against the plan that does the same."""
     times = found["seconds"]
-    about = {
-        **where,
-        "compute_ms": round(found["compute_ms"], 1),
-        "average_ms": round(found["average_ms"], 1),
-    }
-    about["rounds"] = len(times["none"])
+    about = {name: round(found[name], 1) for name in ("compute_ms", "average_ms")}
     for name, own in times.items():
         values: dict[str, Any] = {"ms": round(statistics.median(own) * 1e3, 1)}
         values |= {"least_ms": round(min(own) * 1e3, 1), "rounds_ms": [round(one * 1e3, 1) for one in own]}

@@ -60,7 +60,7 @@ def test_rows_that_were_measured_again_replace_the_old_ones(module: Any) -> None
     old = [record.Row(name, {"workers": 2}, {"ms": 1.0}) for name in ("bsp", "asp")]
     new = record.Record("throughput", {}, [record.Row("bsp", {"workers": 2}, {"ms": 2.0})])
     merged = new.merged(record.Record("throughput", {}, old))
-    assert [(row.name, row.values["ms"]) for row in merged.rows] == [("asp", 1.0), ("bsp", 2.0)]
+    assert [(row.name, row.values["ms"]) for row in merged.rows] == [("bsp", 2.0), ("asp", 1.0)]
 
 
 def test_ratios_are_taken_round_by_round(module: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -108,11 +109,17 @@ def played(side: Side, script: Path, cache: Path, judge: Judge) -> dict[str, Any
         steps = [one["step"] for one in facts if "step" in one]
         said = f" after {' and '.join(map(str, steps))} steps" if steps else ""
         last = next((line for line in reversed(words) if "Error" in line), words[-1])
-        said = f"hangs{said}" if hung else f"fails{said}: {last.partition(': ')[2][:160]}"
+        said = f"hangs{said}" if hung else f"fails{said}: {plain(last)}"
         right = False
     else:
         said, right = judge(facts)
     return {"side": side.name, "did": said, "right": right, "facts": facts}
+
+
+def plain(error: str) -> str:
+    """Its first sentence, without the place in PyTorch's sources and the port, which change."""
+    text = re.sub(r"\[/[^]]*\] |\[[\d.]+\]:\d+", "", error.partition("Error: ")[2])
+    return text.partition(". ")[0].strip(" :")
 
 
 def watched(workers: list[subprocess.Popen[bytes]], folder: Path) -> bool:
