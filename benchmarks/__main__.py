@@ -60,7 +60,7 @@ def main() -> int:
         print(f"{part}: {module(part).TITLE}, about {module(part).MINUTES:g} minutes", flush=True)
         record = measured(part, setup)
         if not record.rows:
-            print(f"  skipped: {'; '.join(record.skipped)}")
+            print(f"  skipped: {'; '.join(record.skipped) or 'nothing was measured'}")
             continue
         before = args.results / f"{part}.json"
         if args.only and before.exists():

@@ -27,7 +27,7 @@ from peers.environment import environment
 from record import ROOT, Record, Row, Setup
 
 TITLE = "Time to accuracy on CIFAR-10, with a straggler"
-MINUTES = 8.0
+MINUTES = 7.0
 HOSTS, RATE, STEP, SLOWER = 4, "10mbit", 0.08, 2.0
 SETTINGS = {
     "hosts": HOSTS,
@@ -42,7 +42,7 @@ SETTINGS = {
     "momentum": 0.9,
     "seed": 0,
 }
-UNITS = 960
+UNITS = 720
 PLANS = (
     "bsp",
     "local(4)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from record import Record, Row, Setup
 
 TITLE = "Correctness: what peers do in places that are easy to get wrong"
-MINUTES = 3.0
+MINUTES = 2.0
 SETTINGS = {"workers": 2, "network": "loopback"}
 SCRIPTS = ("buffers", "skipped", "warmup", "uneven", "accumulation", "bucketing")
 

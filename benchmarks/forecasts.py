@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from record import ROOT, Record, Row, Setup
 
 TITLE = "The planner: predicted against measured"
-MINUTES = 4.0
+MINUTES = 3.0
 SETTINGS = {"model": "resnet8", "a unit, ms": 100, "jitter": 0.1, "seconds of a job": 5}
 PLANS = "bsp; local(4); dasgd(2,1); dasgd(4,2); asp"
 

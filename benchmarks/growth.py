@@ -21,7 +21,7 @@ from typing import Any
 from record import ROOT, Record, Row, Setup
 
 TITLE = "How cost grows"
-MINUTES = 4.0
+MINUTES = 3.0
 SETTINGS = {"threads": 1, "network": "loopback", "optimizer": "SGD with momentum"}
 PLANS = ("bsp", "local(4)", "dasgd(4,2)", "asp")
 ROLE = "OFFBEAT_BENCHMARK_GROWTH"
