@@ -203,7 +203,7 @@ def measure(setup: Setup) -> Iterator[Row]:
         extra = {ROLE: json.dumps(asked), "RUST_LOG": "error", "OMP_NUM_THREADS": "1"}
         extra["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         emulator = emulated.tool(setup.hosts_tool)
-        with emulator.Hosts(HOSTS, rate=RATE, name="accuracy") as hosts:
+        with emulator.Hosts(HOSTS, rate=RATE, name=f"accuracy{os.getpid()}") as hosts:
             codes = hosts.start([str(python), __file__], extra=extra).wait(fail_fast=True)
         if any(codes.values()):
             raise SystemExit(f"a worker failed: {codes}")

@@ -44,6 +44,8 @@ SETTINGS = {
     "heartbeat": 2.0,
     "torchft's join": 2.0,
 }
+LONGEST = 90.0
+"""Seconds after which a job counts as not come back."""
 SIDES = ("offbeat", "torchrun", "torchft")
 T = TypeVar("T")
 
@@ -97,13 +99,14 @@ class Job:
                     yield int(path.parent.name)
 
     def wait_for(self, find: Callable[[], T | None], what: str, seconds: float = 180.0) -> T:
-        """What `find` finds, once it finds something. Ends the program where that takes too long."""
+        """What `find` finds, once it finds something.
+
+        Raises TimeoutError, with the end of the job's log, where that takes too long."""
         end = time.monotonic() + seconds
         while (found := find()) is None:
             if time.monotonic() > end:
-                raise SystemExit(
-                    f"{what} did not come within {seconds:g} s:\n{(self.folder / 'log').read_text()[-3000:]}"
-                )
+                log = (self.folder / "log").read_text(errors="replace")
+                raise TimeoutError(f"{what} did not come within {seconds:g} s:\n{log[-3000:]}")
             time.sleep(0.05)
         return found
 
@@ -135,7 +138,7 @@ def kill(job: Job, rank: int) -> dict[str, float]:
         again = max(reached - first + 2, 0)  # two steps are what "goes on" waits for
         return {"on": round(on - killed, 2), "whole": round(whole[0] - killed, 2), "again": again}
 
-    return job.wait_for(found, f"the process in rank {rank}'s place")
+    return job.wait_for(found, f"the process in rank {rank}'s place", LONGEST)
 
 
 def offbeat_job(job: Job, workers: int, plan: str, cache: Path) -> None:
@@ -180,18 +183,22 @@ def kills(
 
             job.wait_for(all_train, "a step of every rank")
             time.sleep(between)
-            found.append(kill(job, rank))
+            try:
+                found.append(kill(job, rank))
+            except TimeoutError as error:  # that, too, is a result
+                print(f"  {side}, rank {rank}: {error}", flush=True)
+                return found
             print(f"  {side}, rank {rank}: {found[-1]}", flush=True)
         return found
 
 
-def row_of(side: str, plan: str, found: list[dict[str, float]]) -> Row:
-    values: dict[str, Any] = {}
+def row_of(side: str, plan: str, found: list[dict[str, float]], count: int) -> Row:
+    values: dict[str, Any] = {"not back": count - len(found)}
     for name, key in (("goes on after, s", "on"), ("whole after, s", "whole"), ("steps done again", "again")):
-        each = [one[key] for one in found]
+        each = [one[key] for one in found] or [LONGEST]
         values[name] = [round(statistics.median(each), 2), min(each), max(each)]
     name = NAMES[side] + (f" {plan}" if side == "offbeat" else "")
-    return Row(name, {"kills": len(found)}, values)
+    return Row(name, {"kills": count}, values)
 
 
 def measure(setup: Setup) -> Iterator[Row]:
@@ -203,8 +210,11 @@ def measure(setup: Setup) -> Iterator[Row]:
         ("offbeat", "asp"),
     ]
     for side, plan in cases[:1] if setup.quick else cases:
+        if not setup.wants(f"{side} {plan}"):
+            continue
         count = 1 if setup.quick else 3
-        yield row_of(side, plan, kills(side, 2 if setup.quick else 3, plan, count, setup.cache, 2.0))
+        found = kills(side, 2 if setup.quick else 3, plan, count, setup.cache, 2.0)
+        yield row_of(side, plan, found, count)
 
 
 def page(record: Record) -> list[str]:
@@ -218,6 +228,9 @@ def page(record: Record) -> list[str]:
             middle, low, high = row.values[name]
             digits = 0 if name == columns[-1] else 2
             cells.append(f"{middle:.{digits}f} ({spread(low, high, digits)})")
+        lost = row.values["not back"]
+        if lost:
+            cells[1] += f"; once not within {LONGEST:g} s, which ended it"
         rows.append([row.name, *cells])
     text = paragraph(
         """One of three workers on one host is killed, in turn, rank 0 too. The job goes on when another
@@ -242,9 +255,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     for side in args.only:
-        found = row_of(
-            side, args.plan, kills(side, args.workers, args.plan, args.kills, args.peers, args.between)
-        )
+        each = kills(side, args.workers, args.plan, args.kills, args.peers, args.between)
+        found = row_of(side, args.plan, each, args.kills)
         print(found.name, ", ".join(f"{name} {value}" for name, value in found.values.items()))
 
 

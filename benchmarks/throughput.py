@@ -172,7 +172,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def on_hosts(args: argparse.Namespace, command: list[str], extra: dict[str, str]) -> list[int]:
     emulator = emulated.tool(args.hosts_tool)
-    with emulator.Hosts(args.workers, rate=args.rate, delay=args.delay, name="throughput") as hosts:
+    with emulator.Hosts(
+        args.workers, rate=args.rate, delay=args.delay, name=f"throughput{os.getpid()}"
+    ) as hosts:
         return list(hosts.start(command, extra=extra).wait(fail_fast=True).values())
 
 
