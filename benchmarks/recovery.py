@@ -134,7 +134,7 @@ def kill(job: Job, rank: int) -> dict[str, float]:
         if on is None or whole is None:
             return None
         reached = max(row[3] for row in rows if row[0] <= killed)
-        first = min((row[3] for row in later if row[0] >= on), default=reached)
+        first = min((row[3] for row in later if row[0] >= on and row[1] != rank), default=reached)
         again = max(reached - first + 2, 0)  # two steps are what "goes on" waits for
         return {"on": round(on - killed, 2), "whole": round(whole[0] - killed, 2), "again": again}
 
@@ -193,7 +193,7 @@ def kills(
 
 
 def row_of(side: str, plan: str, found: list[dict[str, float]], count: int) -> Row:
-    values: dict[str, Any] = {"not back": count - len(found)}
+    values: dict[str, Any] = {"not back": int(len(found) < count)}  # the first that isn't ends the job
     for name, key in (("goes on after, s", "on"), ("whole after, s", "whole"), ("steps done again", "again")):
         each = [one[key] for one in found] or [LONGEST]
         values[name] = [round(statistics.median(each), 2), min(each), max(each)]
