@@ -236,7 +236,9 @@ def page(record: Record) -> list[str]:
         """One of three workers on one host is killed, in turn, rank 0 too. The job goes on when another
         worker has done two more steps, and is whole when the new process in the killed one's place has done
         one: most of that is Python importing torch. torchrun starts all of them again from the last
-        checkpoint (every 50 steps of 20 ms)."""
+        checkpoint (every 50 steps of 20 ms). With torchft 0.2 the survivors die, too: an assertion in its
+        DDP hook (`assert fut._fut`) fails when the all-reduce does; so its launchers start all of them again,
+        and the steps so far are lost."""
     )
     return [text, *table(["", *columns], rows)]
 
