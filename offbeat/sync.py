@@ -434,11 +434,14 @@ class Synchronizer:
 
     def restore(self, path: str | Path, also: Mapping[str, checkpoint.Stateful] | None = None) -> None:
         """Goes on from a checkpoint; only rank 0 reads the file. All members must call it, before their
-        first step. The number of workers may be another one; what changes with it is said.
+        first step. The number of workers may be another one; what changes with it is said. A worker that
+        comes to a job which is under way has the others' state, and this does nothing there.
 
         Raises CheckpointError on every worker, with nothing changed, for a file that doesn't fit.
         """
         self._outside_consensus("restore()")
+        if self.worker.team.arrived is not None:
+            return
         self._course.stop()
         try:
             restore(self, Path(path), also or {})

@@ -136,6 +136,20 @@ def test_after_the_first_launchers_death_the_job_is_resumed() -> None:
     assert "clean: each unit was used by exactly one committed update; of 4,000 samples, 1 whole" in out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["bsp", "asp"])
+def test_a_worker_that_comes_back_restores_nothing(plan: str) -> None:
+    """Its script asks for it, as it did in the beginning, when there was no checkpoint."""
+    Path("resumes.py").write_text(RESUMES)
+    command = Command("run", "-n", 3, "--min", 2, "--out", "out", "--plan", plan, "resumes.py")
+    wait_for_file("last.pt")
+    os.kill(wait_for("pid1.0"), signal.SIGKILL)
+    code, out, err = command.end()
+    assert code == 0, err
+    assert [row["members"] for row in journal.read("out") if row["type"] == "members"] == [[0, 2], [0, 1, 2]]
+    assert not [row for row in journal.read("out") if row.get("action") == "restored"]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
