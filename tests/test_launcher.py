@@ -456,6 +456,26 @@ def test_a_store_lost_during_the_run(hosts: Callable[..., Command]) -> None:
         os.kill(int(Path("both/up-0").read_text()), signal.SIGKILL)
 
 
+def test_a_host_that_was_killed_comes_back_by_its_own_command(hosts: Callable[..., Command]) -> None:
+    port, path = free_port(), script(ONE_FAILS.replace("HOW", "pass"))
+    words = ["--min", 1, "--max", 3, "--heartbeat", 0.2, path]
+    first = hosts(*several(0, port), *words, "--out", "both")
+    second = hosts(*several(1, port), *words)
+    until(lambda: all(Path(f"both/up-{r}").exists() and Path(f"both/up-{r}").read_text() for r in (0, 1)))
+    try:
+        second.kill()
+        back = hosts(*several(1, port), *words)
+        until(lambda: Path("both/up-2").exists())
+        assert f"comes to the job at 127.0.0.1:{port} as rank 2" in back.err
+        code, _, err = hosts(*several(1, port), *words).end()
+        assert (code, err.count("\n")) == (2, 1)
+        assert "there may be 3 (--max)" in err
+        first.signal(signal.SIGTERM)
+        assert [host.end()[0] for host in (first, back)] == [143, 1]
+    finally:
+        os.kill(int(Path("both/up-1").read_text()), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_one_host_ends_all(hosts: Callable[..., Command], number: int, code: int) -> None:
     port, path = free_port(), script(ONE_FAILS.replace("HOW", "pass"))

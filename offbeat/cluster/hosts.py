@@ -95,6 +95,8 @@ class Hosts:
                     self._rest(end, "node 0's launcher does not begin")
                 job = json.loads(self.store.get("launcher/job"))
                 self._compare(job)
+            if spec.maximum is not None and spec.node_rank > 0 and self.store.check(["launcher/world"]):
+                self._comes_later = True  # its seat was another process's, whose workers have gone
             if not self._comes_later:
                 self._register()
             while not self.store.check(["launcher/world"]):
