@@ -144,7 +144,7 @@ def test_a_worker_that_comes_back_restores_nothing(plan: str) -> None:
     command = Command("run", "-n", 3, "--min", 2, "--out", "out", "--plan", plan, "resumes.py")
     wait_for_file("last.pt")
     os.kill(wait_for("pid1.0"), signal.SIGKILL)
-    code, out, err = command.end()
+    code, _, err = command.end()
     assert code == 0, err
     assert [row["members"] for row in journal.read("out") if row["type"] == "members"] == [[0, 2], [0, 1, 2]]
     assert not [row for row in journal.read("out") if row.get("action") == "restored"]
