@@ -43,7 +43,6 @@ $(BROWSED): $(READY) .ci/browser
 browser: $(BROWSED)
 
 docs: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 pictures: $(BROWSED)

@@ -1,7 +1,8 @@
-"""The documentation: what a newcomer is told to do works, and the site builds."""
+"""The documentation: what a newcomer is told to do works, every snippet runs, and the site builds."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -10,16 +11,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import PAGES, ROOT, Block, blocks, commands
 
-ROOT = Path(__file__).parents[1]
+import offbeat
+from offbeat.virtual.cluster import Cluster, find
+
 DOCS = ROOT / "docs"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ALL = [block for page in PAGES for block in blocks(page)]
 
-
-def blocks(page: str, language: str) -> list[str]:
-    """The code of a page in a language; "" for commands."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [code for name, code in found if name == language]
+PUBLIC = {
+    *("batches", "step", "stepping", "accumulate", "every", "consensus", "scheduler", "log"),
+    *("save", "restore", "close", "progress", "units", "total", "protocol", "members", "done"),
+}
+"""Of Synchronizer: a script's own."""
+ENGINE = {
+    *("batch_size", "data_position", "next_units", "length_is", "leave", "sum_units", "look", "lend"),
+    *("warn", "go_back", "replan", "save_here", "dismiss", "fail"),
+    *("backward_begins", "backward_returned", "backward_failed"),
+}
+"""What other modules of offbeat call, which may change."""
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -28,14 +39,16 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*program, *words[1:]], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
 
 
+# Getting started
+
+
 def prepare(folder: Path) -> list[str]:
     """Writes the files of start.md; returns its commands, in order."""
-    (script,) = blocks("start.md", "python")
-    (cluster,) = blocks("start.md", "toml")
+    (script,) = (block.code for block in blocks("start.md") if block.language == "python")
+    (cluster,) = (block.code for block in blocks("start.md") if block.language == "toml")
     (folder / "first.py").write_text(script)
     (folder / "slow.toml").write_text(cluster)
-    lines = [line for block in blocks("start.md", "") for line in block.splitlines()]
-    return [line for line in lines if not line.startswith("pip ")]
+    return [line for line in commands(DOCS / "start.md") if not line.startswith("pip ")]
 
 
 @pytest.mark.slow
@@ -47,10 +60,10 @@ def test_the_first_script_runs_as_one_worker(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_command_of_the_first_five_minutes(tmp_path: Path) -> None:
-    commands = prepare(tmp_path)
-    assert len(commands) == 5
-    for command in commands:
-        done = run(command, tmp_path)
+    lines = prepare(tmp_path)
+    assert len(lines) == 5
+    for line in lines:
+        done = run(line, tmp_path)
         assert done.returncode == 0, done.stderr
     for place in ("first", "plans", "virtual"):
         page = (tmp_path / "runs" / place / "report.html").read_text()
@@ -58,36 +71,92 @@ def test_every_command_of_the_first_five_minutes(tmp_path: Path) -> None:
     assert "reached" in page
 
 
-def test_pages_that_are_linked_are_there() -> None:
-    for page in [*DOCS.glob("*.md"), ROOT / "README.md"]:
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+# Snippets
 
 
-def test_commands_in_the_documentation_have_options_that_exist() -> None:
-    from typer.main import get_command
+def test_what_is_shown_is_of_a_kind_that_is_tested() -> None:
+    """Commands: test_commands. The difference: test_examples. Python: here, in test_examples (README) and in
+    test_moving."""
+    assert {block.language for block in ALL} == {"", "python", "toml", "diff"}
+    assert [block.page for block in ALL if block.language == "diff"] == ["README"]
 
-    from offbeat.cli import app
 
-    known: dict[str, set[str]] = {}
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        known[name] = {option for param in getattr(command, "params", []) for option in param.opts}
-    for page in [*DOCS.glob("*.md"), ROOT / "README.md"]:
-        for line in re.findall(r"^(?:\$ )?offbeat (.*)$", page.read_text(), re.MULTILINE):
-            words = line.split("#")[0].split()
-            if words[0] not in known or not known[words[0]]:
-                continue
-            script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
-            for word in words[1:script]:
-                if word.startswith("--"):
-                    assert word.split("=")[0] in known[words[0]], f"{page.name}: offbeat {line}"
+SCRIPTS = [b for b in ALL if b.language == "python" and b.page not in ("README", "start", "moving")]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: block.name)
+def test_scripts_run(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(block.code)
+    done = run("python script.py", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in ALL if block.language == "toml"], ids=lambda block: block.name
+)
+def test_descriptions_of_clusters_are_valid(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(block.code)
+    assert isinstance(find(str(tmp_path / "cluster.toml")).sized(8), Cluster)
+
+
+def test_messages_that_are_quoted_are_offbeat_s() -> None:
+    """faq.md and machines.md explain errors: a changed text must change there, too."""
+    source = " ".join(path.read_text() for path in (ROOT / "offbeat").rglob("*.py"))
+    plain = re.sub(r"[\"'{}\s]+|f\"", " ", re.sub(r"\"\s*\n\s*f?\"", "", source))
+    quotes = re.findall(r"^\*\*\"(.*?)\"[.*]", (DOCS / "faq.md").read_text(), re.MULTILINE)
+    table = (DOCS / "machines.md").read_text().partition("don't find each other")[2]
+    quotes += re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)
+    assert len(quotes) >= 8
+    for quote in quotes:
+        for part in re.split(r"…|\d+", quote):
+            words = " ".join(part.split()).strip(" .:")
+            assert words in plain, quote
+
+
+# Links and the site
+
+
+def test_pages_that_are_linked_are_there() -> None:
+    for page in PAGES:
+        for link, place in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            if "://" in link:
+                continue
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name} links to {link}"
+            if place and target.suffix == ".md":
+                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert re.sub("-+", "-", place) in {re.sub("-+", "-", slug) for slug in slugs}, (
+                    f"{link}#{place}"
+                )
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    assert set(re.findall(r": (\w+\.md)", navigation)) == {page.name for page in DOCS.glob("*.md")}
+
+
+def listed(name: str) -> set[str]:
+    """The members of a class that api.md shows."""
+    text = (DOCS / "api.md").read_text().partition(f"::: offbeat.{name}\n")[2].partition(":::")[0]
+    return set(re.findall(r"^ +- (\w+)$", text, re.MULTILINE))
+
+
+def test_the_reference_shows_what_is_a_script_s_own() -> None:
+    text = (DOCS / "api.md").read_text()
+    assert set(re.findall(r"^::: offbeat\.(\w+)$", text, re.MULTILINE)) == set(offbeat.__all__)
+    assert listed("Synchronizer") == PUBLIC
+    defined = {name for name in vars(offbeat.Synchronizer) if not name.startswith("_")}
+    assert defined == PUBLIC | ENGINE, "a new method belongs to one of the two"
+    for name in PUBLIC:
+        assert inspect.getdoc(getattr(offbeat.Synchronizer, name)), name
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (make docs)")
-    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed (make docs)")
+    pytest.importorskip("material", reason="mkdocs-material is not installed (make docs)")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**ENVIRONMENT, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -95,4 +164,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in done.stderr
     page = (tmp_path / "site" / "commands" / "report.html").read_text()
     assert "offbeat report runs/a runs/b -o report.html" in page
-    assert "Synchronizer" in (tmp_path / "site" / "api.html").read_text()
+    assert "report.html#" in page or "../report.html" in page, "it leads to what is told of it"
+    reference = (tmp_path / "site" / "api.html").read_text()
+    assert 'id="offbeat.Synchronizer.batches"' in reference
+    for name in ENGINE:
+        assert f'id="offbeat.Synchronizer.{name}"' not in reference

@@ -270,14 +270,14 @@ def test_torchrun_starts_all_again_and_the_script_goes_on(home: Path, start: Any
     script = home / "train.py"
     text = script.read_text()
     dies = "        if offbeat.rank() == 1 and sync.progress > 0.5 and not (once := Path('died')).exists():\n"
-    dies += "            once.touch()\n            raise SystemExit(9)\n"
+    dies += "            once.touch()\n            raise RuntimeError('no luck')\n"
     script.write_text(
         text.replace("        sync.save(args.checkpoint)\n", f"        sync.save(args.checkpoint)\n{dies}")
     )
     code, said = start("bash", RECIPES / "torchrun.sh", "train.py", "--epochs", 10, WORKERS=2).end()
     assert code == 0, said
-    assert (home / "died").exists()
-    assert "goes on at 5" in said or "goes on at 6" in said
+    assert "no luck" in said
+    assert re.search(r"goes on at [56]\d%", said)
 
 
 @pytest.mark.slow
