@@ -1,4 +1,4 @@
-"""Docstrings say what a parameter is in lines such as `total: the job's length`. The site shows them as a list."""
+"""Docstrings say what a parameter is in lines such as `total: the length`. The site shows them as a list."""
 
 from __future__ import annotations
 

@@ -15,23 +15,24 @@ from typer.testing import CliRunner
 from offbeat.cli import app
 
 GUIDES = {
-    "audit": ("failures.md#the-ledger-and-its-audit", "Workers that die and come"),
-    "cluster list": ("cluster.md#presets", "Describing a cluster"),
-    "cluster show": ("cluster.md", "Describing a cluster"),
-    "compare": ("choosing.md", "Choosing a protocol"),
-    "ctl": ("failures.md#a-person-at-the-keyboard", "Workers that die and come"),
-    "jobs": ("search.md#the-next-time", "When to switch"),
-    "plan": ("planner.md", "The planner"),
-    "profile": ("planner.md#a-profile", "The planner"),
-    "report": ("report.md#the-report", "Looking at runs"),
-    "run": ("start.md#3-several-workers", "Getting started"),
-    "search": ("search.md", "When to switch"),
-    "watch": ("report.md#the-live-view", "Looking at runs"),
+    "audit": "failures.md#the-ledger-and-its-audit",
+    "cluster list": "cluster.md#presets",
+    "cluster show": "cluster.md",
+    "compare": "choosing.md report.md#the-report",
+    "ctl": "failures.md#a-person-at-the-keyboard",
+    "jobs": "search.md#the-next-time",
+    "plan": "planner.md#a-plan",
+    "profile": "planner.md#a-profile",
+    "report": "report.md#the-report",
+    "run": "start.md machines.md failures.md virtual.md stragglers.md",
+    "search": "search.md",
+    "watch": "report.md#the-live-view",
 }
 """Where more is told of each command."""
 SOURCE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 """A link from a page to a file of the repository. The site holds the recipes, and nothing else of it."""
-RECIPES = Path(__file__).parents[1] / "examples" / "launch"
+DOCS = Path(__file__).parent
+RECIPES = DOCS.parent / "examples" / "launch"
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
 
 
@@ -51,11 +52,14 @@ def text(words: list[str]) -> str:
     shown = CliRunner().invoke(
         app, [*words, "--help"], prog_name="offbeat", env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
     )
-    page, title = GUIDES[" ".join(words)]
+    more = [f"[{_title(page)}](../{page})" for page in GUIDES[" ".join(words)].split()]
     return (
-        f"# offbeat {' '.join(words)}\n\n```text\n{shown.output.strip()}\n```\n\n"
-        f"What it does, and why: [{title}](../{page}).\n"
+        f"# offbeat {' '.join(words)}\n\n```text\n{shown.output.strip()}\n```\n\nMore: {', '.join(more)}.\n"
     )
+
+
+def _title(page: str) -> str:
+    return (DOCS / page.partition("#")[0]).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def on_config(config: Any) -> Any:
@@ -76,8 +80,8 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return SOURCE.sub(_link, markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return markdown if "/" in page.file.src_uri else SOURCE.sub(_link, markdown)
 
 
 def _link(found: re.Match[str]) -> str:

@@ -164,7 +164,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in done.stderr
     page = (tmp_path / "site" / "commands" / "report.html").read_text()
     assert "offbeat report runs/a runs/b -o report.html" in page
-    assert "report.html#" in page or "../report.html" in page, "it leads to what is told of it"
+    assert 'href="../report.html#the-report"' in page, "it leads to what is told of it"
+    machines = (tmp_path / "site" / "machines.html").read_text()
+    for recipe in (ROOT / "examples" / "launch").iterdir():
+        assert f'href="recipes/{recipe.name}.html"' in machines
     reference = (tmp_path / "site" / "api.html").read_text()
     assert 'id="offbeat.Synchronizer.batches"' in reference
     for name in ENGINE:
