@@ -58,4 +58,4 @@ def quoted(page: Path) -> list[str]:
 
 
 def _bare(line: str) -> str:
-    return re.sub(r"\s{2,}#.*$", "", line.removeprefix("$ ")).strip()
+    return re.sub(r"\s+# .*$", "", line.removeprefix("$ ")).strip()
