@@ -207,7 +207,10 @@ def _connect(rank: int, size: int) -> Any:
             f"rank {rank} of {size} found no rendezvous at {where} (MASTER_ADDR:MASTER_PORT) within "
             f"{patience:g} s: {str(error).splitlines()[0]}"
         ) from error
-    return PrefixStore("offbeat", store)
+    if "OFFBEAT_LAUNCHER" in os.environ:
+        return PrefixStore("offbeat", store)
+    # torchrun starts all workers again, over the store that holds what those before them have said.
+    return PrefixStore(f"offbeat/{_number('TORCHELASTIC_RESTART_COUNT', 0)}/{size}", store)
 
 
 def _process_start() -> float:

@@ -42,10 +42,6 @@ esac
 RAY = {
     "__init__.py": """
 import concurrent.futures
-class util:
-    @staticmethod
-    def get_node_ip_address():
-        return "127.0.0.1"
 class _Call:
     def __init__(self, method):
         self.method = method
@@ -66,7 +62,10 @@ def init(runtime_env):
 def get(value):
     return [one.result() for one in value] if isinstance(value, list) else value.result()
 """,
-    "util/__init__.py": "",
+    "util/__init__.py": """
+def get_node_ip_address():
+    return "127.0.0.1"
+""",
     "util/placement_group.py": """
 import ray
 class _Group:
