@@ -207,8 +207,8 @@ def _connect(rank: int, size: int) -> Any:
             f"rank {rank} of {size} found no rendezvous at {where} (MASTER_ADDR:MASTER_PORT) within "
             f"{patience:g} s: {str(error).splitlines()[0]}"
         ) from error
-    if "OFFBEAT_LAUNCHER" in os.environ:
-        return PrefixStore("offbeat", store)
+    if "OFFBEAT_LAUNCHER" in os.environ or "OFFBEAT_MIN" in os.environ:
+        return PrefixStore("offbeat", store)  # a worker that is started again meets those that are there
     # torchrun starts all workers again, over the store that holds what those before them have said.
     return PrefixStore(f"offbeat/{_number('TORCHELASTIC_RESTART_COUNT', 0)}/{size}", store)
 
