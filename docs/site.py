@@ -33,6 +33,8 @@ SOURCE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 """A link from a page to a file of the repository. The site holds the recipes, and nothing else of it."""
 DOCS = Path(__file__).parent
 RECIPES = DOCS.parent / "examples" / "launch"
+WIDE = "---\nhide: [toc]\n---\n"
+"""A page's head: without a table of contents its lines may be longer."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
 
 
@@ -53,9 +55,8 @@ def text(words: list[str]) -> str:
         app, [*words, "--help"], prog_name="offbeat", env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
     )
     more = [f"[{_title(page)}](../{page})" for page in GUIDES[" ".join(words)].split()]
-    return (
-        f"# offbeat {' '.join(words)}\n\n```text\n{shown.output.strip()}\n```\n\nMore: {', '.join(more)}.\n"
-    )
+    title = f"{WIDE}# offbeat {' '.join(words)}"
+    return f"{title}\n\n```text\n{shown.output.strip()}\n```\n\nMore: {', '.join(more)}.\n"
 
 
 def _title(page: str) -> str:
@@ -75,8 +76,10 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, _path(words), content=text(words)))
     for path in sorted(RECIPES.iterdir()):
         if path.suffix in LANGUAGES:
-            code = f"# {path.name}\n\n```{LANGUAGES[path.suffix]}\n{path.read_text()}```\n"
-            files.append(File.generated(config, f"recipes/{path.name}.md", content=code))
+            code = f"```{LANGUAGES[path.suffix]}\n{path.read_text()}```\n"
+            told = f"`examples/launch/{path.name}`; what it is for: [several machines](../machines.md)."
+            content = f"{WIDE}# {path.name}\n\n{told}\n\n{code}"
+            files.append(File.generated(config, f"recipes/{path.name}.md", content=content))
     return files
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from browser import Visit, browser
 from pages import PAGES, ROOT, Block, blocks, commands
 
 import offbeat
@@ -153,22 +154,45 @@ def test_the_reference_shows_what_is_a_script_s_own() -> None:
         assert inspect.getdoc(getattr(offbeat.Synchronizer, name)), name
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed (make docs)")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed (make docs)")
-    pytest.importorskip("material", reason="mkdocs-material is not installed (make docs)")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does."""
+    for module, package in (
+        ("mkdocs", "mkdocs"),
+        ("mkdocstrings", "mkdocstrings"),
+        ("material", "mkdocs-material"),
+    ):
+        pytest.importorskip(module, reason=f"{package} is not installed (make docs)")
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**ENVIRONMENT, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    page = (tmp_path / "site" / "commands" / "report.html").read_text()
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    page = (site / "commands" / "report.html").read_text()
     assert "offbeat report runs/a runs/b -o report.html" in page
     assert 'href="../report.html#the-report"' in page, "it leads to what is told of it"
-    machines = (tmp_path / "site" / "machines.html").read_text()
-    for recipe in (ROOT / "examples" / "launch").iterdir():
+    machines = (site / "machines.html").read_text()
+    for recipe in (ROOT / "examples" / "launch").glob("*.*"):
         assert f'href="recipes/{recipe.name}.html"' in machines
-    reference = (tmp_path / "site" / "api.html").read_text()
+    reference = (site / "api.html").read_text()
     assert 'id="offbeat.Synchronizer.batches"' in reference
     for name in ENGINE:
         assert f'id="offbeat.Synchronizer.{name}"' not in reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_a_screen_and_ask_nobody(site: Path, width: int) -> None:
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    assert len(pages) > 30
+    with browser() as chromium:
+        for page in pages:
+            visit = Visit(chromium, page, width)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, page
+            assert (visit.complaints, visit.asked) == ([], []), page
+            visit.close()
