@@ -70,24 +70,8 @@ def parsed(words: list[str]) -> click.Context:
     return command.make_context(" ".join(names), words)
 
 
-def test_there_are_commands() -> None:
-    assert len(COMMON) > 60
-    assert {
-        "run",
-        "compare",
-        "report",
-        "watch",
-        "search",
-        "jobs",
-        "plan",
-        "profile",
-        "audit",
-        "ctl",
-        "cluster",
-    } == {line.split()[1] for line in COMMON if line.startswith("offbeat ")}
-
-
 def test_every_command_has_an_example() -> None:
+    assert len(COMMON) > 60
     command: Any = get_command(app)
     for name in command.commands:
         assert any(line.startswith(f"offbeat {name}") for line in COMMON), name
