@@ -140,7 +140,7 @@ def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | 
         raise TypeError(
             f"batches takes a map-style data set, tensors or a DataLoader; got {type(loader).__name__}"
         )
-    if epochs is not None and (epochs != int(epochs) or not hasattr(loader, "__len__")):
+    if epochs is not None and (epochs != int(epochs) or _length(loader) is None):
         raise ValueError(
             f"over a DataLoader, epochs={epochs!r} needs whole epochs and a loader that knows its length; "
             f"give total= otherwise"
@@ -148,11 +148,19 @@ def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | 
     return _Loaded(sync, loader, micro_batches, None if epochs is None else int(epochs))
 
 
+def _length(loader: Any) -> int | None:
+    """Batches of one pass, if it knows: over an IterableDataset a DataLoader has a length in name only."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 class _Loaded(Stream):
     def __init__(self, sync: Synchronizer, loader: Any, micro_batches: int, epochs: int | None):
         self._sync, self._loader, self._micro, self._epochs = sync, loader, micro_batches, epochs
         self.batch_size = getattr(loader, "batch_size", None)
-        self._length = len(loader) if hasattr(loader, "__len__") else None
+        self._length = _length(loader)
         self._pass, self._taken = 0, 0
         self._begun: dict[str, Any] | None = None
         self._after: dict[str, Any] | None = None

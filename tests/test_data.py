@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
+from typing import Any, cast
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
 
 from offbeat.cluster.flat import Layout, copy
 from offbeat.data import Deal, pieces, samples_in, seeded
+from offbeat.stream import loaded
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=6)
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64]
@@ -78,3 +83,16 @@ def test_seeded_leaves_the_generators_where_they_were() -> None:
     assert torch.equal(torch.cat([first, torch.rand(2)]), want)
     with seeded(9):
         assert torch.equal(torch.rand(2), inside)
+
+
+class Numbers(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(6.0))
+
+
+def test_a_loader_over_a_stream_goes_by_a_total() -> None:
+    """It has a `__len__`, which raises."""
+    loader: Any = DataLoader(Numbers(), batch_size=2)
+    assert loaded(cast("Any", None), loader, 1, None).batch_size == 2
+    with pytest.raises(ValueError, match=r"epochs=2 needs whole epochs and a loader that knows its length"):
+        loaded(cast("Any", None), loader, 1, 2)
