@@ -368,8 +368,8 @@ def simulated(path: Path, plan: str, total: int) -> list[Any]:
 
     from offbeat.plan import parse
     from offbeat.virtual.clock import Clock
-    from offbeat.virtual.cluster import read
     from offbeat.virtual.cost import Costs
+    from offbeat.virtual.description import read
     from offbeat.virtual.timing import Model, simulate
 
     net, clock = resnet8(), Clock()

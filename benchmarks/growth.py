@@ -166,8 +166,8 @@ def virtual_team(workers: int, plan: str, units: int) -> None:
     import offbeat
     from offbeat.plan import parse
     from offbeat.virtual.ambient import Ambient
-    from offbeat.virtual.cluster import preset
     from offbeat.virtual.cost import Costs
+    from offbeat.virtual.description import preset
     from offbeat.virtual.engine import Engine
 
     torch.set_num_threads(1)

@@ -183,7 +183,7 @@ def answers(args: argparse.Namespace, model: str, plans: Sequence[str], name: st
     import offbeat
     from offbeat.plan import parse
     from offbeat.planner.forms import Forms
-    from offbeat.virtual.cluster import read
+    from offbeat.virtual.description import read
     from offbeat.virtual.model import Model
 
     for number in range(4):

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 import offbeat
 from offbeat.plan import parse
 from offbeat.virtual.ambient import Ambient
-from offbeat.virtual.cluster import preset
 from offbeat.virtual.cost import Costs
+from offbeat.virtual.description import preset
 from offbeat.virtual.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

@@ -156,7 +156,7 @@ def check_cluster(spec: LaunchSpec) -> None:
     """Raises ClusterError for a virtual cluster that cannot be, or not so."""
     cluster, virtual = spec.cluster, spec.virtual
     if virtual is not None and virtual > 0:
-        from offbeat.virtual.cluster import ClusterError, find
+        from offbeat.virtual.description import ClusterError, find
 
         found = find("here" if cluster is None else cluster).sized(virtual)
         if found.joins and spec.timing_only:

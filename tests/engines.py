@@ -356,8 +356,9 @@ def _outcome_of(ending: Any) -> Any:
 
 def costs_of(path: Path, hosts: Sequence[int], later: int = 0) -> Any:
     """The costs of a cluster whose ranks are on these hosts; so many come later, at once."""
-    from offbeat.virtual.cluster import Join, read
+    from offbeat.virtual.cluster import Join
     from offbeat.virtual.cost import Costs
+    from offbeat.virtual.description import read
 
     cluster = read(path)
     (group,) = cluster.groups

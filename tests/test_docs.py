@@ -15,7 +15,8 @@ from browser import Visit, browser
 from pages import PAGES, ROOT, Block, blocks, commands
 
 import offbeat
-from offbeat.virtual.cluster import Cluster, find
+from offbeat.virtual.cluster import Cluster
+from offbeat.virtual.description import find
 
 DOCS = ROOT / "docs"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

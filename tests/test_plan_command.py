@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 from offbeat.cli import app
 from offbeat.planner.choice import PARTS, Question, Size, parse_workers
 from offbeat.planner.picture import html, svg
-from offbeat.virtual.cluster import Cluster, preset
+from offbeat.virtual.cluster import Cluster
+from offbeat.virtual.description import preset
 from offbeat.virtual.model import Model
 from tests.test_forms import LARGE, SMALL, UNEVEN, cluster
 
@@ -227,7 +228,7 @@ def test_planning_needs_no_torch() -> None:
 
 
 def test_a_profiles_keys_are_read_and_checked(tmp_path: Path) -> None:
-    from offbeat.virtual.cluster import ClusterError, read
+    from offbeat.virtual.description import ClusterError, read
 
     good = '[compute]\nunit = "100 ms"\n[model]\ntensors = [10, 20]\npassed = [1.0, 0.4]\nbuffers = 8\n'
     good += '[profile]\nscript = "train.py"\nbatch_size = 32\nforward = 1e6\nbackward = 2e6\nunits = [0.1]\n'
@@ -253,7 +254,7 @@ def test_a_profiles_keys_are_read_and_checked(tmp_path: Path) -> None:
 
 
 def test_an_error_names_its_line(tmp_path: Path) -> None:
-    from offbeat.virtual.cluster import ClusterError, read
+    from offbeat.virtual.description import ClusterError, read
 
     path = tmp_path / "c.toml"
     path.write_text('size = 3\n[compute]\nunit = "1 s"\n[[workers]]\n\n[[workers]]\ncount = 1\nslow = -2\n')

@@ -17,7 +17,8 @@ from offbeat.planner.flops import ModelCost, count
 from offbeat.planner.forms import Forms
 from offbeat.planner.spread import mean_of_slowest, slowdown, spread_of
 from offbeat.protocols import BSP, DaSGD, LocalSGD
-from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Group, Link, ShardService, equal, preset
+from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Group, Link, ShardService, equal
+from offbeat.virtual.description import preset
 from offbeat.virtual.model import Model
 from tests.resnet50 import resnet50
 

@@ -16,8 +16,9 @@ from offbeat.planner.fit import KEPT, Fit, Kind, Point, line
 from offbeat.planner.forms import Forms
 from offbeat.planner.known import environment, text_of
 from offbeat.protocols import BSP, DaSGD
-from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Group, Link, ShardService, read
+from offbeat.virtual.cluster import Allreduce, Cluster, Compute, Group, Link, ShardService
 from offbeat.virtual.cost import Costs
+from offbeat.virtual.description import read
 from offbeat.virtual.model import Model
 
 MODEL = Model((60_000, 300, 40_000), buffers=80, state=2.0)

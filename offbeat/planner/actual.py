@@ -11,7 +11,8 @@ from typing import Any
 from offbeat.planner.forms import Forms, Iteration
 from offbeat.planner.workers import scaled
 from offbeat.protocols import Protocol
-from offbeat.virtual.cluster import Cluster, ClusterError, find
+from offbeat.virtual.cluster import Cluster, ClusterError
+from offbeat.virtual.description import find
 from offbeat.virtual.model import Model
 
 APART = 0.10

@@ -91,7 +91,7 @@ def plan(
     that is remembered. The formulas, and what they leave out: docs/planner.md.
     """
     from offbeat.planner.choice import parse_plans, parse_workers
-    from offbeat.virtual.cluster import ClusterError, find
+    from offbeat.virtual.description import ClusterError, find
 
     try:
         sizes = parse_workers(workers)
@@ -158,7 +158,7 @@ def profile(
 
     from offbeat.cluster.spec import LaunchError, LaunchSpec
     from offbeat.planner.known import environment
-    from offbeat.virtual.cluster import read
+    from offbeat.virtual.description import read
 
     try:
         if steps < LEAST:

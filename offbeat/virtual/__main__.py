@@ -24,8 +24,8 @@ from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.site import move_to
 from offbeat.virtual.clock import Clock, ClockSite
-from offbeat.virtual.cluster import ClusterError, find
 from offbeat.virtual.cost import Costs
+from offbeat.virtual.description import ClusterError, find
 from offbeat.virtual.engine import Ending, Engine
 from offbeat.virtual.footprint import Footprint, TooLarge
 from offbeat.virtual.model import model_of

@@ -37,7 +37,7 @@ def show(
     The keys of a file are explained in docs/cluster.md.
     """
     from offbeat.options import refuse, units
-    from offbeat.virtual.cluster import ClusterError, find
+    from offbeat.virtual.description import ClusterError, find
     from offbeat.virtual.show import parts
 
     try:
@@ -56,7 +56,7 @@ def list_presets() -> None:
     from rich import box
     from rich.table import Table
 
-    from offbeat.virtual.cluster import PRESETS, preset
+    from offbeat.virtual.description import PRESETS, preset
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("preset")
