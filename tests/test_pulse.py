@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from offbeat.cluster.epoch import Epoch, PeerLost
+from offbeat.cluster.epoch import Epoch, PeerLost, _bury
 from offbeat.cluster.pulse import ENDING, Pulse, Pulses
 from offbeat.cluster.roll import Roll
 
@@ -127,6 +127,30 @@ def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():
     epoch = Connections([0, 1])
     roll.meets(epoch)
     assert epoch.closed.is_set()
+
+
+class Stubborn:
+    """A group that cannot be collected while somebody holds it up."""
+
+    def __init__(self, collectors):
+        self.collectors, self.may = collectors, threading.Event()
+
+    def __del__(self):
+        self.collectors.append(threading.current_thread().name)
+        self.may.wait(5)
+
+
+def test_a_group_that_is_not_let_go_holds_up_nobody():
+    epoch = Epoch(1, [0], 0, None, torch.device("cpu"))
+    _bury()
+    collectors: list[str] = []
+    group = Stubborn(collectors)
+    may = group.may
+    epoch._groups = {"control": group}
+    del group, epoch
+    wait_for(lambda: collectors)
+    assert collectors == ["offbeat-burial"]
+    may.set()
 
 
 class Impatient:

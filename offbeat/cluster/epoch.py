@@ -6,6 +6,7 @@ over a prefix of the job's store, and the old one is closed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -14,6 +15,7 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ FORMING = timedelta(seconds=20)
 """For the members to connect where one may have died meanwhile."""
 LOOK = 0.02
 """Seconds between two looks whether one has."""
+
+
+_retired: SimpleQueue[dict[str, Any]] = SimpleQueue()
+_burying = 0  # the process whose thread does it
 
 
 class PeerLost(RuntimeError):
@@ -105,6 +111,7 @@ class Epoch:
             return
         if store is None:
             raise ValueError(f"{self.size} members need a store to meet in")
+        _bury()
         before = _sockets()
         if gone is not None:  # who gives up leaves a thread that waits there; a connection serves one call
             store = store.clone()  # type: ignore[attr-defined]
@@ -119,6 +126,12 @@ class Epoch:
             self._sockets = _sockets() - before
             if len(self._groups) < 3:
                 self.close()
+
+    def __del__(self) -> None:
+        """A gloo group may wait for ever where it is collected while others have gone: not in a thread that
+        has something else to do."""
+        if groups := self.__dict__.pop("_groups", None):
+            _retired.put(groups)
 
     @property
     def signals(self) -> bool:
@@ -220,6 +233,27 @@ class Epoch:
             if not isinstance(group, ProcessGroupGloo):
                 with contextlib.suppress(RuntimeError):
                     group.abort()
+
+
+def _bury() -> None:
+    """Begins the thread in which epochs' groups are collected."""
+    global _burying
+    if _burying == os.getpid():
+        return
+    _burying = os.getpid()
+
+    def work() -> None:
+        while groups := _retired.get():
+            groups.clear()
+            del groups
+
+    def stop() -> None:
+        _retired.put({})
+        thread.join(1.0)
+
+    thread = threading.Thread(target=work, name="offbeat-burial", daemon=True)
+    thread.start()
+    atexit.register(stop)
 
 
 def _closed(fd: int, inode: int) -> bool:
