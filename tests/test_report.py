@@ -152,6 +152,27 @@ def test_virtual_runs_beside_real_ones_are_predictions(tmp_path: Path) -> None:
     assert "−10.0%" in shown(text)
 
 
+def test_a_profile_s_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    parts = {"forward": 30.0, "backward": 60.0, "update": 5.0, "exposed": 4.0, "waiting": 1.0}
+    told = {
+        "type": "forecast",
+        "t": 3.0,
+        "protocol": "bsp",
+        "members": 4,
+        "predicted_ms": 100.0,
+        "parts": parts,
+    }
+    rows = calm("bsp", 10.0)
+    told["parts"] = parts
+    early, late = ({**told, "actual_ms": ms, "own_ms": own} for ms, own in ((150.0, None), (90.0, 80.0)))
+    odd = {"type": "forecast", "t": 4.0, "protocol": "<i>", "predicted_ms": "nan", "parts": 3}
+    write(tmp_path, [*rows[:-1], early, odd, late, rows[-1]])
+    text = page(entries(load(tmp_path)))
+    bars = figures(text)["forecast-0"]["data"]
+    assert [bar["x"] for bar in bars] == [[30.0], [60.0], [5.0], [4.0], [1.0], [90.0]]
+    assert all(told in shown(text) for told in ("100 ms", "90 ms", "−10.0%", "95 ms", "80 ms"))
+
+
 # What a journal may be
 
 

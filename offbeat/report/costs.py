@@ -9,7 +9,7 @@ import numpy as np
 
 from offbeat.live import clock, finite
 from offbeat.report.field import Entry
-from offbeat.report.figure import LEGEND, Figure, Trace, axis, plain, word
+from offbeat.report.figure import LEGEND, Figure, Trace, axis, hatched, plain, word
 from offbeat.report.history import listed
 from offbeat.report.series import intervals
 from offbeat.report.verdict import COSTS, Table
@@ -59,11 +59,7 @@ def staleness(entry: Entry) -> Figure | None:
                 "marker": {
                     "color": f"@{word(protocol)}",
                     "opacity": 0.9 if len(found) == 1 else 0.6,
-                    "pattern": {
-                        "shape": ["", "/", "x", "."][number % 4],
-                        "fgcolor": "@card",
-                        "solidity": 0.2,
-                    },
+                    "pattern": hatched(["", "/", "x", "."][number % 4], f"@{word(protocol)}"),
                 },
                 "customdata": [
                     f"{low}" if widest == 1 else f"{low} to {low + widest - 1}" for low in sorted(bins)

@@ -74,6 +74,11 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
     }
 
 
+def hatched(shape: str, tone: str) -> dict[str, Any]:
+    """A bar's pattern: in the card's colour over its own."""
+    return {"shape": shape, "fgcolor": "@card", "bgcolor": tone, "solidity": 0.25}
+
+
 def plain(value: Any, long: int = LONG) -> str:
     """A text for a plot."""
     text = " ".join(str(value).split())

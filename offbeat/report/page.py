@@ -23,7 +23,7 @@ from offbeat.report.figure import Figure
 from offbeat.report.history import ReportError, expand, histories
 from offbeat.report.speeds import speeds
 from offbeat.report.timeline import timeline
-from offbeat.report.twins import predicted
+from offbeat.report.twins import forecast, predicted
 from offbeat.report.verdict import Table, verdict
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _one(entry: Entry) -> list[Section]:
 def _inside(entry: Entry) -> list[Section]:
     """What is to be told of one run alone."""
     crew = [figure for figure in (timeline(entry), speeds(entry)) if figure is not None]
-    rest = [figure for figure in (staleness(entry), switches(entry)) if figure is not None]
+    rest = [one for one in (staleness(entry), switches(entry), forecast(entry)) if one is not None]
     sections = [Section(f"workers-{entry.number}", "Workers", crew)] if crew else []
     sections += [Section(f"protocols-{entry.number}", "Protocols", rest, pairs=len(rest) > 1)] if rest else []
     happened = _events(entry)

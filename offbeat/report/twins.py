@@ -1,17 +1,27 @@
-"""Predicted against measured: virtual runs beside real ones of the same plan."""
+"""Predicted against measured: virtual runs beside real ones of the same plan, and what a profile predicts
+beside what the run that was given it did."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
-from offbeat.live import amount, clock, finite
+from offbeat.live import amount, clock, finite, number
 from offbeat.report.field import Entry
-from offbeat.report.figure import Figure, axis, plain
+from offbeat.report.figure import LEGEND, Figure, axis, hatched, plain
 from offbeat.report.history import History
 from offbeat.report.verdict import Table
 
 FIGURES = ("seconds", "samples_per_s", "waiting")
+PARTS = {
+    "forward": ("forward", "@run0", ""),
+    "backward": ("backward", "@run1", "/"),
+    "update": ("local update", "@run2", "x"),
+    "exposed": ("exposed communication", "@run3", "."),
+    "waiting": ("waiting for others", "@run4", "-"),
+}
+"""Of a predicted iteration: name, colour, pattern."""
 
 
 def predicted(field: Sequence[Entry]) -> Figure | None:
@@ -61,7 +71,7 @@ def predicted(field: Sequence[Entry]) -> Figure | None:
                 "name": name,
                 "y": names,
                 "x": values,
-                "marker": {"color": tone, "pattern": {"shape": shape, "fgcolor": "@card", "solidity": 0.25}},
+                "marker": {"color": tone, "pattern": hatched(shape, tone)},
                 "hovertemplate": name + " %{x:.4g} s<extra></extra>",
             }
             for name, values, tone, shape in (
@@ -83,6 +93,76 @@ def predicted(field: Sequence[Entry]) -> Figure | None:
             ),
             rows,
             caption="Predicted (virtual) and measured",
+        ),
+    )
+
+
+def forecast(entry: Entry) -> Figure | None:
+    """An iteration of each protocol (and number of members) by the profile that the run was given, beside the
+    measured one: the last record of each; None without a profile."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    for record in entry.history.all("forecast"):
+        told, took = number(record.get("predicted_ms")), number(record.get("actual_ms"))
+        if told and took and isinstance(record.get("parts"), dict):
+            last[str(record.get("protocol")), int(number(record.get("members")) or 0)] = record
+    if not last:
+        return None
+    names = [plain(f"{protocol}, {members} members", 48) for protocol, members in last]
+    data: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": f"predicted: {name}",
+            "y": [names, ["predicted"] * len(names)],
+            "x": [round(number(record["parts"].get(part)) or 0.0, 4) for record in last.values()],
+            "marker": {"color": tone, "pattern": hatched(shape, tone)},
+            "hovertemplate": name + " %{x:.4g} ms<extra></extra>",
+        }
+        for part, (name, tone, shape) in PARTS.items()
+    ]
+    data.append(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "measured",
+            "y": [names, ["measured"] * len(names)],
+            "x": [round(float(record["actual_ms"]), 4) for record in last.values()],
+            "marker": {"color": "@run5"},
+            "hovertemplate": "measured %{x:.4g} ms<extra></extra>",
+        }
+    )
+    rows = []
+    for (protocol, members), record in last.items():
+        told, took = float(record["predicted_ms"]), float(record["actual_ms"])
+        own = number(record.get("own_ms"))
+        part = sum(number(record["parts"].get(name)) or 0.0 for name in ("forward", "backward", "update"))
+        rows.append(
+            [
+                *(protocol, str(members), f"{told:.4g} ms", f"{took:.4g} ms"),
+                f"{100 * (took / told - 1):+.1f}%".replace("-", "−"),
+                *(f"{part:.4g} ms", "–" if own is None else f"{own:.4g} ms"),
+            ]
+        )
+    return Figure(
+        name=f"forecast-{entry.number}",
+        title="An iteration, predicted by the profile and measured",
+        alt="For each protocol an iteration's predicted parts, and the measured one, as in the table below.",
+        data=data,
+        layout={
+            "barmode": "stack",
+            "height": 150 + 70 * len(names),
+            "legend": {**LEGEND, "traceorder": "normal"},
+            "xaxis": axis("milliseconds", rangemode="tozero"),
+            "yaxis": axis(autorange="reversed", showgrid=False),
+        },
+        note="Where they part by more than 10 % the journal has a warning that says which part it is.",
+        table=Table(
+            (
+                *("protocol", "members", "predicted", "measured", "longer by"),
+                *("own part, predicted", "measured"),
+            ),
+            rows,
+            caption="All workers do one unit each",
         ),
     )
 
