@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import offbeat
+from offbeat.cluster.shards import place_text
 from tests.engines import RealEngine
 
 MEGABYTES = 96
@@ -45,3 +47,10 @@ def grow(plan: str) -> float:
 def test_an_average_adds_at_most_two_flat_copies(plan: str, copies: int, tmp_path: Path) -> None:
     for grown in RealEngine(tmp_path).run(2, grow, plan):
         assert grown < (copies + 0.15) * MEGABYTES, f"{grown:.0f} MB more for a model of {MEGABYTES} MB"
+
+
+def test_what_is_told_of_a_memory_is_as_long_for_every_process():
+    """Virtual workers' words take virtual time, by their length."""
+    told = [place_text({"path": f"/proc/{pid}/fd/{fd}", "base": 0}) for pid, fd in ((7, 3), (4_194_304, 99))]
+    assert len(told[0]) == len(told[1])
+    assert json.loads(told[1])["path"] == "/proc/4194304/fd/99"
