@@ -66,6 +66,27 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced() -> None:
     same_end(out, 3)
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "all workers that held the job's state have died: go on from a checkpoint"),
+        (["--restarts", 0], "failed with signal 9, SIGKILL"),
+        (
+            ["--restarts", 0, "--max", 4],
+            "no worker is left: each has died more often than --restarts 0 allows",
+        ),
+    ],
+)
+def test_a_job_whose_workers_are_all_killed_at_once_has_failed(words: list[object], text: str) -> None:
+    command = job(3000, "--min", 1, *words)
+    pids = [wait_for(f"pid{rank}.0") for rank in range(3)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    code, _, err = command.end()
+    assert code == 1, err
+    assert text in err
+
+
 @pytest.mark.slow
 def test_without_restarts_the_others_go_on_alone() -> None:
     command = job(900, "--min", 1, "--restarts", 0)

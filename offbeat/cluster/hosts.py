@@ -8,7 +8,8 @@ world        node 0's: [[host, workers], …] in node order; once it is there, t
 failed       the first failure anywhere: {"node", "message", "detail"}
 refused      why a host could not take part (node 0 says so too)
 beat/<r>     counts up while node r's launcher lives
-done/<r>     node r's workers have all ended well
+done/<r>     node r's workers have all ended
+ended        counts those that ended well
 left/<r>     node r's launcher needs the store no more
 later        how many hosts have come while the job ran (--max): they are the nodes from nnodes on
 ranks        how many workers they have brought
@@ -251,9 +252,14 @@ class Hosts:
 
         self._tell(tell, though_lost=True)
 
-    def done(self) -> None:
-        """This host's workers have all ended well."""
+    def done(self, count: int) -> None:
+        """This host's workers have all ended: well, or without being started again. count: the former."""
+        self.store.add("launcher/ended", count)
         self.store.set(f"launcher/done/{self.spec.node_rank}", "1")
+
+    def ended(self) -> int:
+        """How many workers have ended well, on all hosts that are done."""
+        return int(self.store.add("launcher/ended", 0))
 
     def all_done(self) -> bool:
         """Whether those of every host have. Raises StoreLost."""

@@ -162,8 +162,8 @@ class Launcher:
             self._end_the_silent()
         ended = [(worker, exit) for worker in self.workers.values() if (exit := worker.poll())]
         failed = [(worker, exit) for worker, exit in ended if exit.code]
-        if failed and (outcome := self._on_exit(failed)) is not None:
-            return outcome
+        if failed:  # who was replaced has not ended: the next look counts anew
+            return self._on_exit(failed)
         assert self._hosts is not None
         try:
             if trouble := self._hosts.trouble():
@@ -172,8 +172,13 @@ class Launcher:
                 return None
             if not self._reported_done:
                 self._reported_done = True
-                self._hosts.done()
-            return Outcome(0) if self._hosts.all_done() else None
+                self._hosts.done(len(ended))
+            if not self._hosts.all_done():
+                return None
+            if ended or self._hosts.ended():
+                return Outcome(0)
+            allowed = f"--restarts {self.spec.restarts}"
+            return Outcome(1, f"no worker is left: each has died more often than {allowed} allows")
         except (StoreLost, RuntimeError) as error:
             return Outcome(
                 1,
