@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def job(total: int, *words: object, fails: bool = False, early: bool = False) ->
     text = TRAIN.replace("TOTAL", str(total)).replace("FAILS", str(fails)).replace("EARLY", str(early))
     Path("train.py").write_text(text)
     return Command("run", "-n", 3, "--out", "out", "--all-output", *words, "train.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for(path: str, seconds: float = 60) -> int:

@@ -11,7 +11,7 @@ import pytest
 from commands import Command
 
 from offbeat import journal
-from tests.jobs import job, same_end, wait_for, wait_for_file
+from tests.jobs import free_port, job, same_end, wait_for, wait_for_file
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced() -> None:
     ],
 )
 def test_a_job_whose_workers_are_all_killed_at_once_has_failed(words: list[object], text: str) -> None:
-    command = job(3000, "--min", 1, *words)
+    command = job(3000, "--min", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", *words)
     pids = [wait_for(f"pid{rank}.0") for rank in range(3)]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

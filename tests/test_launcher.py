@@ -17,6 +17,7 @@ from torch.distributed import TCPStore
 from offbeat.cluster.launcher import Launcher, LaunchError, LaunchSpec, Outcome
 from offbeat.cluster.process import Tail
 from offbeat.cluster.spec import new_directory, split_endpoint
+from tests.jobs import free_port
 
 REPORT = """
 import json, os, sys
@@ -62,12 +63,6 @@ def launch(spec: LaunchSpec, limit: float = 60) -> tuple[Outcome, list[tuple[int
                 pytest.fail(f"no end within {limit} s")
             time.sleep(0.01)
     return outcome, said, launcher.out
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def gone(pid: int) -> bool:

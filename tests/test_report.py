@@ -165,8 +165,12 @@ def test_a_profile_s_forecast_stands_beside_what_was_measured(tmp_path: Path) ->
     rows = calm("bsp", 10.0)
     told["parts"] = parts
     early, late = ({**told, "actual_ms": ms, "own_ms": own} for ms, own in ((150.0, None), (90.0, 80.0)))
-    odd = {"type": "forecast", "t": 4.0, "protocol": "<i>", "predicted_ms": "nan", "parts": 3}
-    write(tmp_path, [*rows[:-1], early, odd, late, rows[-1]])
+    odd = [
+        {"type": "forecast", "t": 4.0, "protocol": "<i>", "predicted_ms": "nan", "parts": 3},
+        {**told, "actual_ms": "NaN", "protocol": "asp"},
+        {**told, "actual_ms": 1.0, "protocol": "ssp", "parts": None},
+    ]
+    write(tmp_path, [*rows[:-1], early, *odd, late, rows[-1]])
     text = page(entries(load(tmp_path)))
     bars = figures(text)["forecast-0"]["data"]
     assert [bar["x"] for bar in bars] == [[30.0], [60.0], [5.0], [4.0], [1.0], [90.0]]

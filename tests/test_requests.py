@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from offbeat.plan import parse, to_text
 from offbeat.policies.switches import Stragglers
 from offbeat.protocols import Protocol
 from offbeat.requests import following
-from tests.jobs import job, same_end, wait_for
+from tests.jobs import free_port, job, same_end, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +29,6 @@ def ctl(*words: object) -> tuple[int, str, str]:
 
 def rows(kind: str) -> list[journal.Record]:
     return [row for row in journal.read("out") if row["type"] == kind]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.mark.parametrize(

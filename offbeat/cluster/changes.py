@@ -266,16 +266,17 @@ class ChangingWorker(ReplicaWorker):
             raise RuntimeError("no worker is left that holds the job's state: go on from a checkpoint")
         since = max(row["since"] for row in whole)
         latest = [row for row in whole if row["since"] == since]
-        if len(latest) < len(rows):
-            first = max(latest, key=lambda row: (row["clock"], -row["rank"]))
-            own = any(row["own"] for row in rows)
-            same = [row["rank"] for row in whole if row["clock"] == first["clock"] and not own]
-            self._torn = self._torn or self.rank not in {first["rank"], *same}
-            latest = [first]
+        own = any(row["own"] for row in rows)  # replicas differ
         source = latest[0]["rank"]
         if len(latest) < len(rows):
+            first = max(latest, key=lambda row: (row["clock"], -row["rank"]))
+            latest, source = [first], first["rank"]
+            holds = self.rank == source or any(
+                row["rank"] == self.rank and row["clock"] == first["clock"] and not own for row in whole
+            )
+            self._torn = self._torn or not holds
             receive(self.epoch, self.state, source)
-        elif any(row["own"] for row in rows):
+        elif own:
             self._average([row["mark"] for row in rows], own=True)
         done = {row["rank"]: max(row["clock"] - since, 0) for row in latest}
         clock = max(row["clock"] for row in latest)

@@ -50,11 +50,10 @@ class Roll:
         return bool(self._board.check([f"dead/{rank}/{self.attempts[rank]}"]))
 
     def await_all(self, members: Sequence[int]) -> None:
-        """An epoch of these members is about to be formed."""
+        """An epoch of these members is about to be formed. The first of them writes down who they are."""
         self.awaited, self._epoch = tuple(members), None
         if self.rank == members[0]:
-            there = {rank: self.attempts[rank] for rank in members}
-            self._store.set("members", json.dumps(there))
+            self._store.set("members", json.dumps({rank: self.attempts[rank] for rank in members}))
 
     def meets(self, epoch: Any) -> None:
         """It is there."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from offbeat.live import amount, clock, finite, number
+from offbeat.live import amount, clock, finite
 from offbeat.report.field import Entry
-from offbeat.report.figure import LEGEND, Figure, axis, hatched, plain
+from offbeat.report.figure import LEGEND, Figure, Trace, axis, hatched, plain
 from offbeat.report.history import History
 from offbeat.report.verdict import Table
 
@@ -44,14 +44,14 @@ def predicted(field: Sequence[Entry]) -> Figure | None:
         if not seconds or not told:
             continue
         names.append(plain(name, 48))
-        measured.append(round(seconds, 4))
-        simulated.append(round(told, 4))
+        measured.append(seconds)
+        simulated.append(told)
         rows.append(
             [
                 name,
                 clock(told, precise=True),
                 clock(seconds, precise=True),
-                f"{100 * (told / seconds - 1):+.1f}%".replace("-", "−"),
+                _apart(told, seconds),
                 _cell(other["samples_per_s"]),
                 _cell(mine["samples_per_s"]),
                 _share(other["waiting"]),
@@ -65,19 +65,8 @@ def predicted(field: Sequence[Entry]) -> Figure | None:
         title="Predicted against measured",
         alt="For each plan the time of the virtual run beside that of the real one, as in the table below.",
         data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": names,
-                "x": values,
-                "marker": {"color": tone, "pattern": hatched(shape, tone)},
-                "hovertemplate": name + " %{x:.4g} s<extra></extra>",
-            }
-            for name, values, tone, shape in (
-                ("measured", measured, "@run0", ""),
-                ("predicted, virtual", simulated, "@run1", "/"),
-            )
+            _bars("measured", names, measured, "s", "@run0"),
+            _bars("predicted, virtual", names, simulated, "s", "@run1", "/"),
         ],
         layout={
             "barmode": "group",
@@ -100,47 +89,37 @@ def predicted(field: Sequence[Entry]) -> Figure | None:
 def forecast(entry: Entry) -> Figure | None:
     """An iteration of each protocol (and number of members) by the profile that the run was given, beside the
     measured one: the last record of each; None without a profile."""
-    last: dict[tuple[str, int], dict[str, Any]] = {}
+    last: dict[tuple[str, int], tuple[float, float, dict[str, float], float | None]] = {}
     for record in entry.history.all("forecast"):
-        told, took = number(record.get("predicted_ms")), number(record.get("actual_ms"))
-        if told and took and isinstance(record.get("parts"), dict):
-            last[str(record.get("protocol")), int(number(record.get("members")) or 0)] = record
+        told, took, parts = (
+            finite(record.get("predicted_ms")),
+            finite(record.get("actual_ms")),
+            record.get("parts"),
+        )
+        if told and took and isinstance(parts, dict):
+            key = str(record.get("protocol")), int(finite(record.get("members")) or 0)
+            last[key] = (
+                told,
+                took,
+                {part: finite(parts.get(part)) or 0.0 for part in PARTS},
+                finite(record.get("own_ms")),
+            )
     if not last:
         return None
     names = [plain(f"{protocol}, {members} members", 48) for protocol, members in last]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": f"predicted: {name}",
-            "y": [names, ["predicted"] * len(names)],
-            "x": [round(number(record["parts"].get(part)) or 0.0, 4) for record in last.values()],
-            "marker": {"color": tone, "pattern": hatched(shape, tone)},
-            "hovertemplate": name + " %{x:.4g} ms<extra></extra>",
-        }
+    predicted, measured = [names, ["predicted"] * len(names)], [names, ["measured"] * len(names)]
+    data = [
+        _bars(f"predicted: {name}", predicted, [row[2][part] for row in last.values()], "ms", tone, shape)
         for part, (name, tone, shape) in PARTS.items()
     ]
-    data.append(
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": "measured",
-            "y": [names, ["measured"] * len(names)],
-            "x": [round(float(record["actual_ms"]), 4) for record in last.values()],
-            "marker": {"color": "@run5"},
-            "hovertemplate": "measured %{x:.4g} ms<extra></extra>",
-        }
-    )
+    data.append(_bars("measured", measured, [row[1] for row in last.values()], "ms", "@run5"))
     rows = []
-    for (protocol, members), record in last.items():
-        told, took = float(record["predicted_ms"]), float(record["actual_ms"])
-        own = number(record.get("own_ms"))
-        part = sum(number(record["parts"].get(name)) or 0.0 for name in ("forward", "backward", "update"))
+    for (protocol, members), (told, took, parts, own) in last.items():
+        mine = parts["forward"] + parts["backward"] + parts["update"]
         rows.append(
             [
-                *(protocol, str(members), f"{told:.4g} ms", f"{took:.4g} ms"),
-                f"{100 * (took / told - 1):+.1f}%".replace("-", "−"),
-                *(f"{part:.4g} ms", "–" if own is None else f"{own:.4g} ms"),
+                *(protocol, str(members), f"{told:.4g} ms", f"{took:.4g} ms", _apart(took, told)),
+                *(f"{mine:.4g} ms", "–" if own is None else f"{own:.4g} ms"),
             ]
         )
     return Figure(
@@ -165,6 +144,24 @@ def forecast(entry: Entry) -> Figure | None:
             caption="All workers do one unit each",
         ),
     )
+
+
+def _bars(name: str, y: Sequence[Any], x: Sequence[float], unit: str, tone: str, shape: str = "") -> Trace:
+    """Horizontal ones. y: their names. x: how long, in `unit`."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": y,
+        "x": [round(value, 4) for value in x],
+        "marker": {"color": tone, "pattern": hatched(shape, tone)},
+        "hovertemplate": f"{name} %{{x:.4g}} {unit}<extra></extra>",
+    }
+
+
+def _apart(one: float, other: float) -> str:
+    """By how much `one` is more."""
+    return f"{100 * (one / other - 1):+.1f}%".replace("-", "−")
 
 
 def _mean(runs: Sequence[History], name: str) -> float | None:
