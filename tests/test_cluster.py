@@ -411,7 +411,7 @@ def test_show(tmp_path: Path) -> None:
         "1 worker at random every 60 s or so, to the end: 2× slower",
         "worker 1 dies at 5 s",
         "2 newcomers at 6 s",
-        "1,500,000 parameters in 3 buckets",
+        "1,500,000 parameters in 4 buckets",
     ):
         assert text in out, text
     code, out, _ = answer("show", "here")

@@ -84,8 +84,8 @@ def test_frozen_and_shared_parameters() -> None:
 def test_passed_moves_the_buckets() -> None:
     sizes = (500_000, 500_000, 500_000)
     late, even = Model(sizes, passed=(1.0, 0.9, 0.8)), Model(sizes)
-    assert even.ready() == pytest.approx([1 / 3, 1.0])
-    assert late.ready() == [0.8, 1.0]
+    assert even.ready() == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert late.ready() == [0.8, 0.9, 1.0]
 
 
 # Devices

@@ -136,11 +136,11 @@ def uneven(seed: int, spread: float = 0.3) -> Callable[[int, float], float]:
 
 
 def test_bsp_is_the_formula() -> None:
-    """Buckets of 4 MB and a first one of 256 KB, full at these shares of backward; each all-reduce starts
-    when its bucket is full and the one before has landed."""
+    """Buckets of 4 MB, a first one of 256 KB and a last one of one parameter, full at these shares of
+    backward; each all-reduce starts when its bucket is full and the one before has landed."""
     model = Model((500_000, 900_000, 1_200_000, 60_000, 30_000, 40_000))
-    full = [2 / 6, 4 / 6, 6 / 6]
-    sizes = [4 * 70_000, 4 * 1_260_000, 4 * 1_400_000]
+    full = [2 / 6, 4 / 6, 5 / 6, 6 / 6]
+    sizes = [4 * 70_000, 4 * 1_260_000, 4 * 900_000, 4 * 500_000]
     for rate in (1e6, 1e7, 1e9):
         costs = Fake(4, 1.0, lambda size, rate=rate: 0.01 + size / rate, words_s=0.002, update_s=0.25)
         landed = 0.0
@@ -152,7 +152,7 @@ def test_bsp_is_the_formula() -> None:
 
 def test_two_buckets_under_way_overlap_their_latencies() -> None:
     """Two workers: the second bucket, ready 0.25 s after the first, has its latency behind the first's."""
-    model = Model((500_000, 60_000, 30_000, 40_000))
+    model = Model((560_000, 70_000))
     latency, rate = 0.4, 4e6
     costs = Fake(2, 1.0, lambda size: latency + size / rate, in_flight=2)
     first, second = 4 * 70_000 / rate, 4 * 560_000 / rate

@@ -3,13 +3,17 @@ engine goes by it, and so does whoever reckons how long that takes."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from math import ceil
 
 FIRST_BUCKET = 256 << 10
 """Bytes. Small, so that the first reduction starts early in backward."""
 BUCKET = 4 << 20
 """Bytes. Large enough that a message's fixed cost does not show."""
+LAST_BUCKET = 256 << 10
+"""Bytes, at most, unless a single parameter has more. Small, since backward hides nothing of the last one."""
 SHARD = 1 << 20
 """Bytes of parameters that are worth a shard of their own."""
 MOST = 8
@@ -20,11 +24,11 @@ def buckets(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> li
     """Numbers of the parameters in each bucket, in the reverse order of the parameters, which is about that
     of their gradients. sizes: bytes of each. kinds: parameters of two kinds never share a bucket."""
     found: list[list[int]] = []
-    size = 0
+    size, last = 0, max(bisect_right(list(accumulate(sizes)), LAST_BUCKET) - 1, 0)
     for number in reversed(range(len(sizes))):
         limit = BUCKET if len(found) > 1 else FIRST_BUCKET
         other = found and kinds is not None and kinds[found[-1][-1]] != kinds[number]
-        if not found or other or size >= limit:
+        if not found or other or size >= limit or number == last:
             found.append([])
             size = 0
         found[-1].append(number)
