@@ -147,8 +147,11 @@ def offbeat_job(job: Job, workers: int, plan: str, cache: Path) -> None:
 
 
 def torchrun_job(job: Job, workers: int, plan: str, cache: Path) -> None:
+    """With torch 2.13 the store of the agent outlives an attempt, and the next one finds the dead workers'
+    addresses in it (gloo: connection refused); so a store for each."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", workers]
-    job.start([*words, "--max-restarts", 100, JOBS / "restarted.py", "0.3M", 0])
+    words += ["--max-restarts", 100, JOBS / "restarted.py", "0.3M", 0]
+    job.start(words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 def torchft_job(job: Job, workers: int, plan: str, cache: Path) -> None:
