@@ -79,6 +79,7 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="compute in bfloat16 where autocast does (the parameters stay float32)",
     )
+    add("--no-augment", action="store_true", help="train on the images as they are, without crops and flips")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -116,8 +117,10 @@ def main() -> None:
             print(f"{sync.progress:4.0%}  accuracy {values['accuracy']:.4f}  loss {values['loss']:.4f}")
 
     for x, y in sync.batches((train_x, train_y), batch_size=args.batch_size):
+        x, y = x.to(device), y.to(device)
+        x = normalize(x if args.no_augment else augment(x))
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
-            loss = F.cross_entropy(model(normalize(augment(x.to(device)))), y.to(device))
+            loss = F.cross_entropy(model(x), y)
         loss.backward()
         sync.step()
         if sync.every(args.evaluate) and not sync.done:
