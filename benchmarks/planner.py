@@ -53,7 +53,9 @@ ALONE = "local(period=1000000000)"
 
 def options() -> argparse.Namespace:
     parser = emulated.parser(__doc__, [2, 4], ["50mbit", "200mbit", "1gbit"])
-    parser.add_argument("--delays", nargs="+", default=["0", "10ms"], help="one way, from a host to any other")
+    parser.add_argument(
+        "--delays", nargs="+", default=["0", "10ms"], help="one way, from a host to any other"
+    )
     parser.add_argument("--models", nargs="+", choices=("resnet8", "mlp"), default=["resnet8", "mlp"])
     parser.add_argument("--plans", default=PLANS, help="separated by ';'")
     parser.add_argument("--step", type=float, default=0.1, help="mean seconds of a unit")

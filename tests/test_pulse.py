@@ -1,5 +1,6 @@
 """Signs of life that no network stops, and an ear for deaths."""
 
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -127,6 +128,52 @@ def test_an_epoch_of_one_that_died_as_it_came_is_closed_at_once():
     epoch = Connections([0, 1])
     roll.meets(epoch)
     assert epoch.closed.is_set()
+
+
+def test_an_epoch_leaves_connections_that_are_not_its_own_alone():
+    """A thread of the user's, such as an uploader's, connects while an epoch forms."""
+    store, device, epochs, formed = HashStore(), torch.device("cpu"), {}, threading.Event()
+    server = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    pairs = []
+
+    def form(rank):
+        epochs[rank] = Epoch(1, [0, 1], rank, store, device)
+
+    def connect():
+        while not formed.is_set():
+            pairs.append((socket.create_connection(server.getsockname()), server.accept()[0]))
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
+    user = threading.Thread(target=connect)
+    for thread in (user, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    formed.set()
+    user.join(60)
+    assert len(pairs) > 2
+    for mine, other in pairs[::2]:
+        mine.close()
+        other.close()
+    for epoch in epochs.values():
+        epoch.check()
+    epochs[0].close()
+    wait_for(lambda: lost(epochs[1]))
+    for mine, other in pairs[1::2]:
+        mine.sendall(b"!")
+        assert other.recv(1) == b"!"
+        mine.close()
+        other.close()
+    server.close()
+
+
+def lost(epoch):
+    try:
+        epoch.check()
+    except PeerLost:
+        return True
+    return False
 
 
 class Stubborn:

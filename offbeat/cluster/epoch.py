@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import os
+import re
 import socket
 import stat
 import threading
@@ -113,8 +114,10 @@ class Epoch:
             raise ValueError(f"{self.size} members need a store to meet in")
         _bury()
         before = _sockets()
+        own: set[tuple[int, int]] = set()
         if gone is not None:  # who gives up leaves a thread that waits there; a connection serves one call
             store = store.clone()  # type: ignore[attr-defined]
+            own = _sockets() - before
         try:
             for name in ("control", "gradients", "averages"):
                 place = PrefixStore(f"epoch{number}/{name}", store)
@@ -123,7 +126,7 @@ class Epoch:
         except RuntimeError as error:
             raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
         finally:
-            self._sockets = _sockets() - before
+            self._sockets = own | _joined(before)
             if len(self._groups) < 3:
                 self.close()
 
@@ -309,15 +312,50 @@ def _group(store: Store, index: int, size: int, device: torch.device, forming: t
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Open TCP connections of this process, as pairs of descriptor and inode."""
+    """TCP sockets of this process, listening or connected, as pairs of descriptor and inode."""
     found = set()
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+    for name in _descriptors():
         with contextlib.suppress(OSError):
             fd = int(name)
             status = os.fstat(fd)
             if stat.S_ISSOCK(status.st_mode):
                 with socket.socket(fileno=os.dup(fd)) as connection:
-                    connection.getpeername()
                     if connection.family in (socket.AF_INET, socket.AF_INET6):
                         found.add((fd, status.st_ino))
     return found
+
+
+def _joined(before: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The connections that gloo's groups have made since: gloo watches them in one event loop together with
+    the new door at which it lets others in. What the user's threads have opened meanwhile is theirs. Where
+    no such loop is seen, all that are new."""
+    new = _sockets() - before
+    connections = {one for one in new if _connected(one[0])}
+    found: set[tuple[int, int]] = set()
+    for watched in map(_watched, _descriptors()):
+        if watched & (new - connections):
+            found |= watched & connections
+    return found or connections
+
+
+def _watched(name: str) -> set[tuple[int, int]]:
+    """What an event loop watches (epoll; nothing for other descriptors), as pairs of descriptor and inode."""
+    try:
+        if "eventpoll" not in os.readlink(f"/proc/self/fd/{name}"):
+            return set()
+        with open(f"/proc/self/fdinfo/{name}") as file:
+            found = re.findall(r"^tfd:\s*(\d+).* ino:([0-9a-f]+)", file.read(), re.MULTILINE)
+    except OSError:
+        return set()
+    return {(int(fd), int(inode, 16)) for fd, inode in found}
+
+
+def _connected(fd: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        connection.getpeername()
+        return True
+    return False
+
+
+def _descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
