@@ -76,8 +76,10 @@ def switched(size: str, workers: int, plan: tuple[str, str], rounds: int) -> dic
         return {"pause": [pause(mine, moment) for moment, _ in records], "cost": cost}
 
 
-def member_changes(size: str, workers: int) -> Iterator[tuple[str, float]]:
-    """Pauses of the first worker when another is dropped, one is killed, and that one comes back."""
+def member_changes(size: str) -> Iterator[tuple[str, float]]:
+    """Pauses of the first of three workers when the last is dropped, the other is killed, and that one comes
+    back."""
+    workers = 3
     with TemporaryDirectory(prefix="offbeat-switching-") as folder, Job(Path(folder)) as job:
         out = Path(folder) / "run"
         words = [sys.executable, "-m", "offbeat", "run", "-q", "-n", workers, "--min", 1, "--plan", "bsp"]
@@ -102,8 +104,9 @@ def member_changes(size: str, workers: int) -> Iterator[tuple[str, float]]:
         moment = job.wait_for(lambda: members(begun, {0}, {last}), "the dropped worker's leaving")
         time.sleep(1.0)
         yield "dropped", pause(steps_of(0), moment)
-        begun = time.time()
-        os.kill(job.pid(1) or 0, signal.SIGKILL)
+        begun, pid = time.time(), job.pid(1)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
         moment = job.wait_for(lambda: members(begun, {0}, {1}), "the killed worker's leaving")
         time.sleep(1.0)
         yield "killed", pause(steps_of(0), moment)
@@ -149,7 +152,7 @@ def measure(setup: Setup) -> Iterator[Row]:
                 costs = found["cost"][::2] if name.startswith("bsp") else found["cost"][1::2]
                 values = {"seconds": shown(seconds), "by the journal": shown(costs)}
                 yield Row(name, {"parameters": size}, values, *over(again, seconds))
-        for name, one in member_changes(size, workers):
+        for name, one in member_changes(size):
             values = {"seconds": shown([one])}
             yield Row(f"a worker is {name}", {"parameters": size}, values, *over(again, [one]))
 
