@@ -80,7 +80,9 @@ def test_a_newcomer_s_path(tmp_path: Path) -> None:
     script = person.folder / "own.py"
     plain = (person.folder / "examples" / "plain_ddp.py").read_text()
     script.write_text(plain)
-    before = person.types("torchrun", "--standalone", "--nproc-per-node", "2", "own.py")
+    before = person.types(
+        "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "own.py"
+    )
     script.write_text(patched(plain, difference()))
     alone = person.types("python", "own.py")
     really = person.types("offbeat", "run", "-n", "2", "own.py")

@@ -85,7 +85,7 @@ def test_with_gradients_and_without_takes_the_same_time(tmp_path: Path, plan: st
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_buckets_under_way_at_a_time_take_the_same_time(tmp_path: Path, in_flight: int) -> None:
-    """Two buckets over a link whose latency and bytes take about as long."""
+    """Three buckets over a link whose latency and bytes take about as long."""
     cluster, width = tmp_path / "four.toml", 14_000
     text = '[compute]\nunit = "100 ms"\n[link]\nrate = "20 MB/s"\nlatency = "20 ms"\n'
     cluster.write_text(f"{text}[allreduce]\nin_flight = {in_flight}\n")
@@ -93,9 +93,9 @@ def test_buckets_under_way_at_a_time_take_the_same_time(tmp_path: Path, in_fligh
     one.run(4, scripts.weighty, Setup("bsp", 24), width, hosts=range(4))
     (end,) = [row for row in journal.read(one.out) if row["type"] == "end"]
     seconds = simulate(parse("bsp"), 24, costs_of(cluster, range(4)), model).seconds
-    assert len(model.buckets()) == 2
+    assert len(model.buckets()) == 3
     assert end["seconds"] == pytest.approx(seconds, rel=0.001)
-    assert (seconds < 2.5) == (in_flight == 2)
+    assert (seconds < 2.9) == (in_flight == 2), seconds
 
 
 SLOW_FOR_A_WHILE = """
