@@ -43,7 +43,7 @@ def load(directory: Path | str, split: str) -> tuple[Tensor, Tensor]:
 
 def decode(files: list[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Images [N, 3, 32, 32] and labels [N] of parquet files with the columns `img` (or `image`), a
-    struct with the PNG's `bytes`, and `label`."""
+    struct with the PNG's `bytes`, and `label` (CIFAR-100's: `fine_label`)."""
     import pyarrow.parquet
     from PIL import Image
 
@@ -51,13 +51,14 @@ def decode(files: list[Path]) -> tuple[np.ndarray, np.ndarray]:
     for file in files:
         table = pyarrow.parquet.read_table(file)
         column = next((name for name in ("img", "image") if name in table.column_names), None)
-        if column is None or "label" not in table.column_names:
+        label = next((name for name in ("label", "fine_label") if name in table.column_names), None)
+        if column is None or label is None:
             raise ValueError(
                 f"{file} has the columns {table.column_names}; CIFAR-10's files have 'img' and 'label'"
             )
         for row in table.column(column).to_pylist():
             images.append(np.asarray(Image.open(io.BytesIO(row["bytes"])).convert("RGB")))
-        labels.append(table.column("label").to_numpy())
+        labels.append(table.column(label).to_numpy())
     pixels = np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
     return pixels, np.concatenate(labels).astype(np.int64)
 

@@ -121,7 +121,12 @@ def test_normalization(examples: dict[str, ModuleType]) -> None:
 
 
 def write_parquet(
-    folder: Path, split: str, pixels: np.ndarray, labels: list[int], column: str = "img"
+    folder: Path,
+    split: str,
+    pixels: np.ndarray,
+    labels: list[int],
+    column: str = "img",
+    label: str = "label",
 ) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -132,7 +137,7 @@ def write_parquet(
         image.fromarray(picture).save(out, "PNG")
         rows.append({"bytes": out.getvalue(), "path": None})
     folder.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.table({column: rows, "label": pyarrow.array(labels, pyarrow.int64())})
+    table = pyarrow.table({column: rows, label: pyarrow.array(labels, pyarrow.int64())})
     parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
 
 
@@ -162,6 +167,13 @@ def test_parquet_is_read_and_cached(
 
     write_parquet(tmp_path / folder, "train", pixels[:2], [7, 7], column)
     assert data.load(tmp_path, "train")[1].tolist() == [7, 7], "other files have another cache"
+
+
+def test_the_labels_of_cifar_100_are_the_fine_ones(
+    examples: dict[str, ModuleType], tmp_path: Path, cache: Path
+) -> None:
+    write_parquet(tmp_path, "train", np.zeros((2, 32, 32, 3), np.uint8), [99, 7], label="fine_label")
+    assert examples["data"].load(tmp_path, "train")[1].tolist() == [99, 7]
 
 
 def test_parquet_without_a_place_for_the_cache(
