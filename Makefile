@@ -9,13 +9,14 @@ JOBS ?= 2
 HOSTS_TOOL ?= $(wildcard ../shared/tools/hosts.py)
 DATA ?= $(wildcard ../shared/data/cifar10)
 
-.PHONY: help demo test test-all lint bench soak browser pictures docs
+.PHONY: help demo test test-all lint bench reproduce soak browser pictures docs
 
 help:
 	@echo "make demo      six plans on scikit-learn's digits, two workers each, one report"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     Offbeat beside its peers, and docs/benchmarks.md; PARTS=\"throughput recovery\": only these"
+	@echo "make reproduce the papers' figures and tables that have no results yet; ITEMS=dasgd-fig7: only these"
 	@echo "make soak      half an hour of kills, cuts and newcomers under every protocol"
 	@echo "make lint      lint, format check and types"
 	@echo "make browser   a browser for the tests that open reports, where root has apt"
@@ -56,6 +57,9 @@ test-all: lint browser
 
 bench: $(READY)
 	$(BIN)/python benchmarks $(PARTS) $(if $(HOSTS_TOOL),--hosts-tool $(HOSTS_TOOL)) $(if $(DATA),--data $(DATA))
+
+reproduce: $(READY)
+	$(BIN)/python reproduce $(or $(ITEMS),all) $(if $(DATA),--data $(abspath $(DATA)))
 
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py --minutes 30 $(if $(HOSTS_TOOL),--hosts-tool $(HOSTS_TOOL))
