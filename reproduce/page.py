@@ -86,9 +86,9 @@ def summary(found: dict[str, record.Record]) -> list[str]:
     for name, item in ITEMS.items():
         if name in found:
             counts = Counter(shown(row)[5].strip("*") for row in found[name].rows)
-            cell = ", ".join(
-                f"{counts[key]} {key}" for key in ("yes", "partly", "no", "undecided") if counts[key]
-            )
+            kinds = ("yes", "partly", "no", "undecided")
+            cell = ", ".join(f"{counts[key]} {key}" for key in kinds if counts[key])
+            cell += "; trainings not run yet" if found[name].skipped else ""
         else:
             cell = "not run yet"
         rows.append([item.title, cell, minutes(item.time("small")), f"`{name}`"])
