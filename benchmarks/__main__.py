@@ -1,6 +1,6 @@
 """The benchmarks: every part, or those named, each into benchmarks/results/PART.json; then the page.
 
-    python benchmarks                              all of them: make bench
+    python benchmarks                              all but the long ones: make bench
     python benchmarks throughput recovery          make bench PARTS="throughput recovery"
     python benchmarks --page                       the page alone, from the results that are there
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import page
-from parts import PARTS, measured, module
+from parts import LONG, PARTS, measured, module
 from record import ROOT, Record, Setup
 
 
@@ -56,7 +56,8 @@ def main() -> int:
     if args.quick and args.results == page.RESULTS:
         raise SystemExit("--quick gives no figures to keep: give --results FOLDER too")
     setup = Setup(args.hosts_tool or None, args.quick, args.data, args.peers, args.only)
-    for part in () if args.page else args.parts or PARTS:
+    usual = [part for part in PARTS if part not in LONG]
+    for part in () if args.page else args.parts or usual:
         print(f"{part}: {module(part).TITLE}, about {module(part).MINUTES:g} minutes", flush=True)
         record = measured(part, setup)
         if not record.rows:

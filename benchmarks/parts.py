@@ -21,7 +21,10 @@ PARTS = (
     "simulator",
     "forecasts",
     "growth",
+    "choice",
 )
+LONG = ("choice",)
+"""Parts that are run only when they are named."""
 HOSTS = ("accuracy", "forecasts")
 """Parts that are nothing without emulated hosts."""
 PARTLY = ("throughput",)

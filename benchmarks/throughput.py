@@ -297,12 +297,11 @@ def page(record: Record) -> list[str]:
 
 
 CAUSE = """
-`bsp` against DDP at 50 Mbit: the cause is how the buckets are cut. ResNet-8's last one holds 0.60 of its
-1.23 MB and leaves when backward is over; DDP's first one holds 1 MB, so less is left then. Tested in
-steps of 300 ms that sleep, in turns with DDP: `bsp` has 0.64 (0.61 to 0.68) of the speed without
-communication, and 0.90 (0.86 to 1.02) of DDP's; with a last bucket of 256 KB at most it has 0.83 (0.66 to
-0.86), and 1.16 (0.95 to 1.27) of DDP's. The cost model and its presets reckon by the same buckets, so
-they have to change together."""
+`bsp` against DDP at 50 Mbit: in these figures BSP's last bucket, which leaves when backward is over, held 0.60
+of ResNet-8's 1.23 MB. Since then it has 256 KB at most; tested in steps of 300 ms that sleep, in turns with
+DDP: `bsp` had 0.64 (0.61 to 0.68) of the speed without communication with the old bucket, and 0.90 (0.86 to
+1.02) of DDP's; with the small one 0.83 (0.66 to 0.86), and 1.16 (0.95 to 1.27) of DDP's. The table has not been
+measured again yet."""
 
 
 def same(record: Record) -> list[str]:
