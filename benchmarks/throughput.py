@@ -298,10 +298,10 @@ def page(record: Record) -> list[str]:
 
 CAUSE = """
 `bsp` against DDP at 50 Mbit: in these figures BSP's last bucket, which leaves when backward is over, held
-0.60 of ResNet-8's 1.23 MB. Since then it has 256 KB at most; tested in steps of 300 ms that sleep, in turns with
-DDP: `bsp` had 0.64 (0.61 to 0.68) of the speed without communication with the old bucket, and 0.90 (0.86 to
-1.02) of DDP's; with the small one 0.83 (0.66 to 0.86), and 1.16 (0.95 to 1.27) of DDP's. The table has
-not been measured again yet."""
+0.60 of ResNet-8's 1.23 MB. Since then it has 256 KB at most; tested in steps of 300 ms that sleep, in turns
+with DDP: `bsp` had 0.64 (0.61 to 0.68) of the speed without communication with the old bucket, and 0.90
+(0.86 to 1.02) of DDP's; with the small one 0.83 (0.66 to 0.86), and 1.16 (0.95 to 1.27) of DDP's. The table
+has not been measured again yet."""
 
 
 def same(record: Record) -> list[str]:
