@@ -15,7 +15,8 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python benchmarks --page` from benchmarks/results/. -->
 
-`make bench` measures all of this; `make bench PARTS="throughput recovery"` only some. Each part writes
+`make bench` measures all of this but the last part, which takes an hour (`make bench PARTS=choice`);
+`make bench PARTS="throughput recovery"` only some. Each part writes
 `benchmarks/results/PART.json`, with the machine, the versions and the settings, and this page is made of
 those files. What is compared takes turns in the same run: read the ratios, since a machine's speed drifts.
 A figure in brackets is a spread, the lowest to the highest of the rounds. Peers are set up as their

@@ -22,7 +22,8 @@ MOST = 8
 
 def buckets(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
     """Numbers of the parameters in each bucket, in the reverse order of the parameters, which is about that
-    of their gradients. sizes: bytes of each. kinds: parameters of two kinds never share a bucket."""
+    of their gradients. The last bucket holds what fits into LAST_BUCKET, or the first parameter alone.
+    sizes: bytes of each. kinds: parameters of two kinds never share a bucket."""
     found: list[list[int]] = []
     size, last = 0, max(bisect_right(list(accumulate(sizes)), LAST_BUCKET) - 1, 0)
     for number in reversed(range(len(sizes))):
