@@ -11,6 +11,10 @@ from typing import Protocol
 from offbeat.journal import Journal
 from offbeat.site import here
 
+GRACE = 10.0
+"""Seconds that the interpreter's end waits for a thread that is in C++: one that comes back from there into
+an interpreter that is going ends the process by SIGABRT. It may wait there for another worker's end."""
+
 
 class Closes(Protocol):
     journal: Journal

@@ -1,6 +1,8 @@
 """Signs of life that no network stops, and an ear for deaths."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -198,6 +200,46 @@ def test_a_group_that_is_not_let_go_holds_up_nobody():
     wait_for(lambda: collectors)
     assert collectors == ["offbeat-burial"]
     may.set()
+
+
+LATE = """
+import time
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore
+
+import offbeat.cluster.epoch
+from offbeat.cluster.epoch import Epoch, _bury
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Late:
+    def __del__(self, wait=store.wait, seconds=timedelta(seconds=2)):
+        try:
+            wait(["never"], seconds)  # in C++, as a group's end that waits for another worker's
+        except RuntimeError:
+            pass
+
+
+class Busy:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)  # a machine that takes long to clear the interpreter up
+
+
+epoch = Epoch(1, [0], 0, None, torch.device("cpu"))
+_bury()
+epoch._groups = {"control": Late()}
+del epoch
+offbeat.cluster.epoch.busy = Busy()
+"""
+
+
+def test_a_group_that_is_collected_late_does_not_break_the_interpreters_end():
+    """A thread that comes back from C++ into an interpreter that is going ends the process by SIGABRT."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 class Impatient:

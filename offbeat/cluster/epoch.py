@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from offbeat.exits import GRACE
 from offbeat.policies.lookout import PROBE
 from offbeat.site import now
 
@@ -252,7 +253,7 @@ def _bury() -> None:
 
     def stop() -> None:
         _retired.put({})
-        thread.join(1.0)
+        thread.join(GRACE)
 
     thread = threading.Thread(target=work, name="offbeat-burial", daemon=True)
     thread.start()

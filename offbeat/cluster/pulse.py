@@ -20,6 +20,7 @@ from tempfile import mkstemp
 from typing import Any
 
 from offbeat.cluster.roll import Roll
+from offbeat.exits import GRACE
 
 BEATS = 4
 """Signs of life in a heartbeat interval."""
@@ -55,7 +56,7 @@ class Pulse:
     def _stop(self) -> None:
         self._ends.set()
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(GRACE)
 
     def _beat(self, file: int, place: int) -> None:
         while not self._ends.is_set():
