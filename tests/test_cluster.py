@@ -120,7 +120,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert len(found.groups) == 1
     assert found.groups[0].link == Link(1.25e9, 5e-5)
     assert found.host == Link(10e9, 5e-6)
-    assert found.allreduce == Allreduce("ring", 0, 0, None, 2)
+    assert found.allreduce == Allreduce("ring", 0, 0, None, 4)
     assert (found.shards.apply, found.shards.overhead) == (2e9, 1e-4)
     assert found.backward == pytest.approx(2 / 3)
     assert found.model is None

@@ -16,12 +16,14 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from offbeat.cluster.sizes import IN_FLIGHT
 from offbeat.exits import GRACE
 from offbeat.policies.lookout import PROBE
 from offbeat.site import now
@@ -33,6 +35,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 PATIENCE = timedelta(hours=12)
 FORMING = timedelta(seconds=20)
 """For the members to connect where one may have died meanwhile."""
+THREADS = 2
+"""Of a gloo group for what goes one after the other; torch's own default."""
 LOOK = 0.02
 """Seconds between two looks whether one has."""
 
@@ -123,7 +127,9 @@ class Epoch:
             for name in ("control", "gradients", "averages"):
                 place = PrefixStore(f"epoch{number}/{name}", store)
                 where = torch.device("cpu") if name == "control" else on
-                self._groups[name] = _unless(gone, _group, place, self.index, self.size, where, forming)
+                threads = IN_FLIGHT if name == "gradients" else THREADS
+                make = partial(_group, place, self.index, self.size, where, threads, forming)
+                self._groups[name] = _unless(gone, make)
         except RuntimeError as error:
             raise PeerLost(f"the members {list(members)} did not come together: {error}") from error
         finally:
@@ -274,17 +280,17 @@ def _closed(fd: int, inode: int) -> bool:
         return True
 
 
-def _unless(gone: Callable[[], bool] | None, make: Callable[..., Any], *args: Any) -> Any:
+def _unless(gone: Callable[[], bool] | None, make: Callable[[], Any]) -> Any:
     """What `make` makes, which may take long. As soon as `gone`, raises PeerLost; then a thread is left that
     waits until its time is up, or its connections are closed."""
     if gone is None:
-        return make(*args)
+        return make()
     found: list[Any] = []
     failed: list[RuntimeError] = []
 
     def run() -> None:
         try:
-            found.append(make(*args))
+            found.append(make())
         except RuntimeError as error:
             failed.append(error)
 
@@ -299,14 +305,23 @@ def _unless(gone: Callable[[], bool] | None, make: Callable[..., Any], *args: An
     return found[0]
 
 
-def _group(store: Store, index: int, size: int, device: torch.device, forming: timedelta) -> Any:
+def _group(
+    store: Store, index: int, size: int, device: torch.device, threads: int, forming: timedelta
+) -> Any:
+    """threads: of a gloo group; as many of its collectives are under way at a time."""
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
 
         options = ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         return ProcessGroupNCCL(store, index, size, options)
-    group = ProcessGroupGloo(store, index, size, forming)
+    # What torch itself chooses, but for the threads.
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    devices = [ProcessGroupGloo.create_device(interface=name) for name in names]
+    chosen = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    chosen._devices = devices or [ProcessGroupGloo.create_default_device()]
+    chosen._threads, chosen._timeout = threads, forming
+    group = ProcessGroupGloo(store, index, size, chosen)
     if forming != PATIENCE:
         group._set_default_timeout(PATIENCE)
     return group

@@ -14,6 +14,9 @@ BUCKET = 4 << 20
 """Bytes. Large enough that a message's fixed cost does not show."""
 LAST_BUCKET = 256 << 10
 """Bytes, at most, unless a single parameter has more. Small, since backward hides nothing of the last one."""
+IN_FLIGHT = 4
+"""Buckets that may be under way at a time in a gloo group (NCCL's go one after the other). On long links each
+takes as long as its latencies, and whatever waits for its turn comes late."""
 SHARD = 1 << 20
 """Bytes of parameters that are worth a shard of their own."""
 MOST = 8

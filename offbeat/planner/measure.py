@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import job
+from offbeat.cluster.sizes import IN_FLIGHT
 from offbeat.cluster.state import collect
 from offbeat.planner import devices, writing
 from offbeat.planner.fit import Fit, Point
 from offbeat.planner.flops import Inputs, ModelCost
 from offbeat.site import now
-from offbeat.virtual.cluster import IN_FLIGHT
 from offbeat.virtual.model import model_of
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ _ECHOES, _SMALL = 30, 64
 _SHARES = (0.125, 0.25, 0.5, 1.0, 1.5)
 """Of the model, sizes of all-reduces that are measured; the longest are left out where they take too long."""
 _LEAST, _MOST = 1 << 14, 64 << 20
-_PATIENCE = 2.5
-"""Seconds for the all-reduces of one size."""
+_PATIENCE, _TIMES = 2.5, 9
+"""Seconds for the all-reduces of one size, and how many of them are enough."""
 _PAUSE = 0.05
 """Seconds between two, as there are in training: a shaped link may send faster after a pause."""
 
@@ -149,21 +149,28 @@ class Profiler:
         worker = self._sync.worker
         epoch, model = worker.epoch, model_of(worker.state)
         sizes = sorted({min(max(int(model.size * share), _LEAST), _MOST) // 4 * 4 for share in _SHARES})
-        points: list[Point] = []
-        for size in sizes:
-            expected = points[-1].seconds * size / points[-1].size if points else 0.0
-            if len(points) > 2 and expected > _PATIENCE:
-                break
+
+        def reduction(size: int) -> float:
             tensor = torch.zeros(size // 4, device=self._device)
-            seconds: list[float] = []
-            while len(seconds) < 3 or (len(seconds) < 9 and sum(seconds) < _PATIENCE):
-                _pause(_PAUSE)
-                epoch._tell(0.0)
-                begun = self._now()
-                epoch.sum(tensor, "averages").wait()
-                seconds.append(max(epoch._tell(self._now() - begun)))
-            points.append(Point(size, median(seconds[1:])))
-        return points
+            _pause(_PAUSE)
+            epoch._tell(0.0)
+            begun = self._now()
+            epoch.sum(tensor, "averages").wait()
+            return max(epoch._tell(self._now() - begun))
+
+        times: dict[int, list[float]] = {}
+        for size in sizes:
+            expected = times[last := max(times)][0] * size / last if times else 0.0
+            if len(times) > 2 and expected > _PATIENCE:
+                break
+            reduction(size)  # the first of a size doesn't count
+            times[size] = [reduction(size)]
+        # In turns, as in training, and large ones first: TCP's congestion control (BBR) lets a message go no
+        # faster than the largest of the last few have gone.
+        while len(row := times[max(times)]) < _TIMES and sum(row) < _PATIENCE:
+            for size in reversed(times):
+                times[size].append(reduction(size))
+        return [Point(size, median(row)) for size, row in times.items()]
 
     # The shards
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from offbeat.cluster.sizes import IN_FLIGHT
 from offbeat.virtual.keys import ClusterError as ClusterError
 
 ALGORITHMS = ("ring", "tree", "butterfly", "hierarchical")
 KINDS = ("constant", "lognormal", "samples")
-
-IN_FLIGHT = 2
-"""Threads of a gloo group, by default."""
 
 TENSOR = 100_000
 """Parameters of a tensor where a description doesn't say."""
@@ -59,7 +57,7 @@ class Group:
 class Allreduce:
     """`overhead`: seconds of each call, and `per_member` for each member, beside what the links take.
     `rounds`: how often a call meets a straggler's added latency (None: as the algorithm does). `in_flight`:
-    how many of BSP's may be under way at a time: as many as gloo's groups have threads; NCCL 1."""
+    how many of BSP's may be under way at a time: the threads of the gradients' gloo group; NCCL 1."""
 
     algorithm: str = "ring"
     overhead: float = 0.0

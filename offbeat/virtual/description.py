@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from offbeat.cluster.sizes import IN_FLIGHT
 from offbeat.virtual.cluster import (
     ALGORITHMS,
-    IN_FLIGHT,
     KINDS,
     TENSOR,
     Allreduce,

@@ -1,7 +1,7 @@
 """All-reduces of one group that are under way at the same time.
 
-gloo's groups have two threads, so two of BSP's buckets travel at once: their latencies overlap, and their
-bytes share the link. NCCL runs a group's collectives in order, on one stream.
+The gradients' gloo group has four threads, so four of BSP's buckets travel at once: their latencies overlap,
+and their bytes share the link. NCCL runs a group's collectives in order, on one stream.
 
 Alone, an all-reduce takes T seconds, and keeps the slowest link busy for B of them; the rest are latencies
 and fixed costs. Beside others, it goes on at 1/f of its speed, with u = B/T and U the sum of all that are
