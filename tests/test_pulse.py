@@ -14,6 +14,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from offbeat.cluster.epoch import Epoch, PeerLost, _bury
 from offbeat.cluster.pulse import ENDING, Pulse, Pulses
 from offbeat.cluster.roll import Roll
+from offbeat.cluster.sizes import IN_FLIGHT
 
 
 class Board:
@@ -168,6 +169,42 @@ def test_an_epoch_leaves_connections_that_are_not_its_own_alone():
         mine.close()
         other.close()
     server.close()
+
+
+def formed(size=2):
+    """An epoch of threads: its members' ends."""
+    store, ends = HashStore(), {}
+
+    def form(rank):
+        ends[rank] = Epoch(1, range(size), rank, store, torch.device("cpu"))
+
+    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return ends
+
+
+def test_several_buckets_are_under_way_at_a_time(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # as torch's own groups understand it
+    ends = formed()
+    threads = {name: group.options._threads for name, group in ends[0]._groups.items()}
+    assert threads == {"control": 2, "gradients": IN_FLIGHT, "averages": 2}
+    tensors = {rank: [torch.full((1000,), rank + number) for number in range(20)] for rank in ends}
+    works = [ends[rank].sum(tensor, "gradients") for rank in ends for tensor in tensors[rank]]
+    for work in works:
+        work.wait()
+    for both in tensors.values():
+        assert [set(tensor.tolist()) for tensor in both] == [{2 * number + 1} for number in range(20)]
+    for end in ends.values():
+        end.close()
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    with pytest.raises(PeerLost, match="nosuch0"):
+        Epoch(1, [0, 1], 0, HashStore(), torch.device("cpu"))
 
 
 def lost(epoch):
