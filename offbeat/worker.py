@@ -102,10 +102,10 @@ class Worker(ABC):
         """The clock of the last `look`."""
         return None
 
-    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
+    def asynchrony_is_safe(self, count: int, margin: float, by: float) -> bool:
         """Whether updates by gradients as old as ASP's would be stable from here to the end, by the largest
-        of the last `count` looks (`offbeat.policies.auto`). The same on all members at equal clocks; once
-        true it stays so."""
+        of the last `count` looks (`offbeat.policies.auto`); or from the share `by` of the job on are made so,
+        by a smaller learning rate. The same on all members at equal clocks; once true it stays so."""
         return False
 
     def look(self) -> Handle:
@@ -205,8 +205,8 @@ class While(Worker):
     hiding = property(lambda self: self._worker.hiding)
     looked_at = property(lambda self: self._worker.looked_at)
 
-    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
-        return self._worker.asynchrony_is_safe(count, margin)
+    def asynchrony_is_safe(self, count: int, margin: float, by: float) -> bool:
+        return self._worker.asynchrony_is_safe(count, margin, by)
 
     def look(self) -> Handle:
         return self._worker.look()

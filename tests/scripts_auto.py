@@ -48,18 +48,23 @@ def noisy(setup: Setup, micro: int = 1) -> Result:
     return result(model, optimizer, sync, notes={"calls": calls, "looks": list(sync.worker.looks)})
 
 
-def quadratic(setup: Setup, shape: Any = None, save: str | None = None) -> Result:
+def quadratic(
+    setup: Setup, shape: Any = None, save: tuple[str, str] | None = None, load: str | None = None
+) -> Result:
     """Every unit is the whole data set, so the curvature is the same in all steps."""
     model = nn.Linear(WIDTH, 1, bias=False).double()
     optimizer = torch.optim.SGD(model.parameters(), setup.lr, momentum=setup.momentum)
     sync = offbeat.Synchronizer(model, optimizer, setup.plan, setup.total, **setup.options)
     if shape is not None:
         sync.scheduler(shape)
-    trace = []
+    if load is not None:
+        sync.restore(load)
+    rates = []  # as applied, and the units before
     for a, b in sync.batches(data(), SAMPLES):
         nn.functional.mse_loss(model(a), b).backward()
+        units = sync.units
         sync.step()
-        trace.append((sync.units, sync.protocol.word))
-        if save is not None and sync.every(save):
-            sync.save(f"saved-{sync.units}.pt")
-    return result(model, optimizer, sync, trace=[flat(model)], notes={"trace": trace})
+        rates.append((units, sync.worker.meter.lr))
+        if save is not None and not sync.done and sync.every(save[0]):
+            sync.save(save[1])
+    return result(model, optimizer, sync, trace=[flat(model)], notes={"rates": rates})

@@ -61,6 +61,7 @@ class TestText:
         ("text", "message"),
         [
             ("auto(every=0)", "auto needs a whole every of at least 1; got every=0"),
+            ("auto(by=1.5)", "auto needs by as a share of the job, above 0 and at most 1; got by=1.5"),
             ("auto(margin=0)", "auto needs a margin above 0; got margin=0"),
             ("auto(first=bsp)", "auto has no setting 'first'"),
         ],

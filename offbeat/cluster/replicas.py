@@ -26,7 +26,7 @@ from offbeat.journal import Journal
 from offbeat.ledger import pending
 from offbeat.meter import Meter
 from offbeat.policies.stability import limit
-from offbeat.protocols import BSP, Protocol
+from offbeat.protocols import ASP, BSP, Protocol
 from offbeat.site import here, now
 from offbeat.worker import Batch, Handle, Ready, Worker
 
@@ -120,7 +120,7 @@ class ReplicaWorker(Worker):
         self.curvature = Curvature(state)
         self.can_look = False  # whether the loop's batches can be given twice
         self.looks: list[float] = []  # the curvatures that were seen
-        self.safe_from: int | None = None  # units at which asynchrony was found to be safe
+        self.steepest: float | None = None  # the curvature that asynchrony has been found safe at
         self._looked_at: int | None = None
         self.lent = 0  # the mark of the unit that the loop was lent
         self.keeps_ledger = False  # whether all batches are dealt units
@@ -237,14 +237,20 @@ class ReplicaWorker(Worker):
         groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
         return max(group["lr"] for group in groups) * self.config.lr_factor(BSP(), self.epoch.size, 1.0)
 
-    def asynchrony_is_safe(self, count: int, margin: float) -> bool:
-        if self.safe_from is None and len(self.looks) >= count and self.units < self.whole():
-            groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
-            momentum = max(group.get("momentum", 0.0) for group in groups)
+    def asynchrony_is_safe(self, count: int, margin: float, by: float) -> bool:
+        if self.steepest is None and self.looks and self.units < self.whole():
+            steepest = max(self.looks[-count:]) * margin
             most = self._bsp_rate() * self.schedules.highest(self.progress)
-            if most * max(self.looks[-count:]) * margin < limit(momentum, self.epoch.size):
-                self.safe_from = self.units
-        return self.safe_from is not None
+            safe = len(self.looks) >= count and most * steepest < self._stable_step()
+            if safe or by <= self.progress:
+                self.steepest = steepest
+        return self.steepest is not None
+
+    def _stable_step(self) -> float:
+        """The largest n·ηλ at which asynchronous updates are stable, with the momentum that they have."""
+        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+        momentum, members = max(group.get("momentum", 0.0) for group in groups), self.epoch.size
+        return limit(momentum * self.config.momentum_factor(ASP(), members, since_bsp=1.0), members)
 
     def step(self) -> None:
         if self.interrupted:  # the program waited for a batch that will not come
@@ -278,10 +284,11 @@ class ReplicaWorker(Worker):
         """What learning rate and momentum are multiplied by in this step."""
         progress = self.progress
         since_bsp = None if self._bsp_left is None else progress - self._bsp_left
-        return (
-            self.config.lr_factor(self.protocol, members, progress, len(self.team.outside)),
-            self.config.momentum_factor(self.protocol, members, since_bsp),
-        )
+        lr = self.config.lr_factor(self.protocol, members, progress, len(self.team.outside))
+        if self.steepest is not None and self.protocol.home == "shards":
+            rate, most = self._bsp_rate(), self._stable_step() / self.steepest
+            lr *= most / rate if rate > most else 1.0
+        return lr, self.config.momentum_factor(self.protocol, members, since_bsp)
 
     def clear_gradients(self) -> None:
         """The next backward begins anew."""
@@ -522,7 +529,7 @@ class ReplicaWorker(Worker):
             "under": self._units_under(self.protocol),
             "redeal": [list(pair) for pair in self.redeal.items()],
             "looks": self.looks,
-            "safe_from": self.safe_from,
+            "steepest": self.steepest,
             "hiding": self.pacing.state(),
         }
 
@@ -530,7 +537,7 @@ class ReplicaWorker(Worker):
         self.team.place(position["clock"], position["units"], position["used"])
         self._bsp_left, self._own, self._settled = position["bsp_left"], False, None
         self.redeal = dict(position.get("redeal", []))
-        self.looks, self.safe_from = list(position.get("looks", [])), position.get("safe_from")
+        self.looks, self.steepest = list(position.get("looks", [])), position.get("steepest")
         self.pacing.take(position.get("hiding", [1, 0]))
         self._under, self._entered_at = dict(position.get("under", {})), self.units
 

@@ -19,11 +19,15 @@ class Auto(Switch):
 
         n·η·λ < limit(β, n)          (`offbeat.policies.stability`; η: the learning rate of one push)
 
-    Here λ is the largest of the last `count` looks at the members' mean loss, one every `every` steps, and
-    n·η, BSP's learning rate, the largest that the schedule still has in store. A look is one gradient more,
-    on the batch that comes next, a little way along the direction of steepest curvature found so far (a power
+    Here λ is the largest of the last `count` looks at the members' mean loss, one every `every` steps;
+    n·η, BSP's learning rate, the largest that the schedule still has in store; and β the momentum that the
+    configuration policy leaves to ASP (`offbeat.hyper.Configuration`). A look is one gradient more, on the
+    batch that comes next, a little way along the direction of steepest curvature found so far (a power
     iteration by finite differences); training goes on from where it was, to the bit. `margin` divides the
     limit.
+
+    by: share of the job at which it switches at the latest (1.0: only when it is safe). ASP's learning rate
+    is held to what the limit allows at the λ of the switch, until the schedule's is below that.
 
     Raises ValueError for settings that cannot be meant.
     """
@@ -35,6 +39,7 @@ class Auto(Switch):
     every: int = 34
     count: int = 3
     margin: float = 1.0
+    by: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("every", "count"):
@@ -43,6 +48,10 @@ class Auto(Switch):
                 raise ValueError(f"auto needs a whole {name} of at least 1; got {name}={value!r}")
         if not (isinstance(self.margin, int | float) and self.margin > 0):
             raise ValueError(f"auto needs a margin above 0; got margin={self.margin!r}")
+        if not (isinstance(self.by, int | float) and 0 < self.by <= 1):
+            raise ValueError(
+                f"auto needs by as a share of the job, above 0 and at most 1; got by={self.by!r}"
+            )
 
     def current(self, w: Worker) -> Protocol:
         return (self.then if self._safe(w) else self.first).current(w)
@@ -60,7 +69,7 @@ class Auto(Switch):
             yield from self.then.run(w)
 
     def _safe(self, w: Worker) -> bool:
-        return w.asynchrony_is_safe(self.count, self.margin)
+        return w.asynchrony_is_safe(self.count, self.margin, self.by)
 
 
 def uses_auto(plan: Protocol) -> bool:
