@@ -148,7 +148,7 @@ def ran(args: argparse.Namespace, model: str, plan: str, total: int) -> list[Ste
         while not sync.done:
             unit()
             sync.step()
-            worker, now = sync.worker, time.perf_counter()
+            worker, now = sync._loop.worker, time.perf_counter()
             needed = time.process_time(), {} if rows and not sync.done else queued()
             rows.append(Step(now, sync.units, worker.clock, worker.hiding, *needed))
     return rows

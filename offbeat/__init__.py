@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from offbeat.job import init as init
     from offbeat.job import rank as rank
     from offbeat.job import world_size as world_size
+    from offbeat.loop import BelowMinimum as BelowMinimum
     from offbeat.plan import PlanError as PlanError
     from offbeat.plan import parse as parse_plan  # noqa: F401
     from offbeat.policies.detector import Detection as Detection
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from offbeat.protocols import LocalSGD as LocalSGD
     from offbeat.protocols import Protocol as Protocol
     from offbeat.protocols import Switch as Switch
-    from offbeat.sync import BelowMinimum as BelowMinimum
     from offbeat.sync import Synchronizer as Synchronizer
     from offbeat.worker import Handle as Handle
     from offbeat.worker import Worker as Worker
@@ -35,7 +35,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "ASP": "offbeat.protocols",
     "BSP": "offbeat.protocols",
-    "BelowMinimum": "offbeat.sync",
+    "BelowMinimum": "offbeat.loop",
     "CheckpointError": "offbeat.checkpoint",
     "DaSGD": "offbeat.protocols",
     "Detection": "offbeat.policies.detector",

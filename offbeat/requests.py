@@ -17,54 +17,54 @@ from offbeat.protocols import Protocol, Switch
 from offbeat.worker import Worker, passed
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 
 class Refused(Exception):
     """It can't be done; the text says why."""
 
 
-def meet(sync: Synchronizer, request: dict[str, Any]) -> None:
+def meet(loop: Loop, request: dict[str, Any]) -> None:
     """Does what is asked and answers. Collective. The worker that is dropped doesn't return."""
-    worker, desk = sync.worker, sync.worker.team.desk
+    worker, desk = loop.worker, loop.worker.team.desk
     assert desk is not None
-    ways: dict[str, Callable[[Synchronizer, dict[str, Any]], str]] = {
+    ways: dict[str, Callable[[Loop, dict[str, Any]], str]] = {
         "drop": _drop,
         "switch": _switch,
         "checkpoint": _checkpoint,
     }
     try:
-        ok, text = True, ways[request["do"]](sync, request)
+        ok, text = True, ways[request["do"]](loop, request)
     except (Refused, PlanError, OSError, CheckpointError) as error:
         ok, text = False, str(error)
-    sync.journal.record("request", do=request["do"], ok=ok, text=text, units=worker.units)
+    loop.journal.record("request", do=request["do"], ok=ok, text=text, units=worker.units)
     if worker.rank == worker.members[0]:
         desk.answer(request, ok, text)
 
 
-def _drop(sync: Synchronizer, request: dict[str, Any]) -> str:
-    worker, rank = sync.worker, request["rank"]
+def _drop(loop: Loop, request: dict[str, Any]) -> str:
+    worker, rank = loop.worker, request["rank"]
     if rank not in worker.members:
         raise Refused(f"rank {rank} is no member; members are {names_of(worker.members)}")
     left = len(worker.members) - 1
-    if left < sync.minimum:
-        raise Refused(f"without rank {rank} the job would have {left} left; --min is {sync.minimum}")
+    if left < loop.minimum:
+        raise Refused(f"without rank {rank} the job would have {left} left; --min is {loop.minimum}")
     if worker.team.drop(rank):
-        sync.dismiss()
+        loop.dismiss()
     return f"rank {rank} has ended; members are {names_of(worker.members)}"
 
 
-def _switch(sync: Synchronizer, request: dict[str, Any]) -> str:
+def _switch(loop: Loop, request: dict[str, Any]) -> str:
     if (text := request.get("plan")) is not None:
-        plan = sync.policy.apply(parse(text))
-        plan_check(plan, sync.worker.whole())
+        plan = loop.policy.apply(parse(text))
+        plan_check(plan, loop.worker.whole())
     else:
-        after = following(sync.plan, sync.worker)
+        after = following(loop.plan, loop.worker)
         if after is None:
-            raise Refused(f"nothing comes after {sync.protocol} in {sync.plan}; say what: switch PLAN")
+            raise Refused(f"nothing comes after {loop.protocol} in {loop.plan}; say what: switch PLAN")
         plan = after
-    sync.replan(plan)
-    return f"{plan.current(sync.worker)} from {sync.worker.units:,} units on"
+    loop.replan(plan)
+    return f"{plan.current(loop.worker)} from {loop.worker.units:,} units on"
 
 
 def following(plan: Protocol, w: Worker) -> Protocol | None:
@@ -77,7 +77,7 @@ def following(plan: Protocol, w: Worker) -> Protocol | None:
     return plan.then if rest is None else replace(plan, first=rest)
 
 
-def _checkpoint(sync: Synchronizer, request: dict[str, Any]) -> str:
+def _checkpoint(loop: Loop, request: dict[str, Any]) -> str:
     path = Path(request["path"])
-    sync.save_here(path)
-    return f"saved {path} at {sync.worker.units:,} units"
+    loop.save_here(path)
+    return f"saved {path} at {loop.worker.units:,} units"

@@ -29,23 +29,23 @@ from offbeat.cluster.state import receive, share
 from offbeat.site import now
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 
-def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
+def save(loop: Loop, path: Path, also: Mapping[str, Stateful]) -> None:
     """Writes the settled job to `path`; every member calls it, or after the job's end anyone. Raises
     OSError or CheckpointError on all that call it."""
     begun = now()
-    worker = sync.worker
-    if sync.done and worker.rank != worker.members[0]:
+    worker = loop.worker
+    if loop.done and worker.rank != worker.members[0]:
         return
 
     def gather(text: str, event: Event = Event.SAVED) -> list[str]:
         # After the end all hold the same, and rank 0 alone may save, as under DDP.
-        return [text] if sync.done else worker.team.gather(event, text)
+        return [text] if loop.done else worker.team.gather(event, text)
 
     rows = [
-        json.loads(text) for text in gather(row(sync), Event.SAVE) if text
+        json.loads(text) for text in gather(row(loop), Event.SAVE) if text
     ]  # one that leaves says nothing
     unreadable, failure = "", ""
     if worker.rank == next(one["rank"] for one in rows if not one["waits"]):
@@ -56,10 +56,10 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
             "schedules": worker.schedules.state_dict(),
             "also": {name: one.state_dict() for name, one in also.items()},
             "position": worker.position(),
-            "plan": str(sync.plan),
-            "total": sync.total,
-            "batch_size": sync.batch_size,
-            "seed": sync.data_seed,
+            "plan": str(loop.plan),
+            "total": loop.total,
+            "batch_size": loop.batch_size,
+            "seed": loop.data_seed,
             "workers": job.world_size(),
             "ranks": rows,
         }
@@ -79,35 +79,35 @@ def save(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
                 failure = f"the checkpoint {path} could not be written: {error}"
     _raise_first(gather(unreadable), CheckpointError)
     _raise_first(gather(failure), OSError)
-    sync.journal.record(
+    loop.journal.record(
         "checkpoint",
         action="saved",
         path=str(path),
-        units=sync.units,
+        units=loop.units,
         ms=round((now() - begun) * 1e3, 3),
     )
     worker.account()
 
 
-def row(sync: Synchronizer, waits: bool = False) -> str:
+def row(loop: Loop, waits: bool = False) -> str:
     """What one worker adds to a checkpoint. `waits`: it is through with an asynchronous phase and takes part
     in what the others do, so it is not the one to write."""
-    state = {"rank": sync.worker.rank, "random": random_state(), "data": sync.data_position()}
+    state = {"rank": loop.worker.rank, "random": random_state(), "data": loop.data_position()}
     return json.dumps({**state, "waits": waits})
 
 
-def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> None:
+def restore(loop: Loop, path: Path, also: Mapping[str, Stateful]) -> None:
     """Takes the job's state from `path`, which only the first member reads; every member calls it.
     Raises CheckpointError on all of them, before anything has been changed."""
     begun = now()
-    worker, state = sync.worker, sync.worker.state
+    worker, state = loop.worker, loop.worker.state
     first = worker.members[0]
     failure, text, content = "", "", {}
     if worker.rank == first:
         try:
             content = read(path)
             check_fits(path, content, state.modules, state.optimizers)
-            _check_rest(path, content, sync, also)
+            _check_rest(path, content, loop, also)
             text = _pack(
                 {key: value for key, value in content.items() if key not in ("modules", "optimizers")}
             )
@@ -131,13 +131,13 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
     worker.schedules.load_state_dict(rest["schedules"])
     for name, one in also.items():
         one.load_state_dict(rest["also"][name])
-    sync.data_seed = rest["seed"]
+    loop.data_seed = rest["seed"]
     rows = {row["rank"]: row for row in rest["ranks"]}
     if worker.rank in rows:
         set_random_state(rows[worker.rank]["random"])
-        sync.resumed_data = rows[worker.rank]["data"]
-    _say_what_changed(sync, path, rest)
-    sync.journal.record(
+        loop.resumed_data = rows[worker.rank]["data"]
+    _say_what_changed(loop, path, rest)
+    loop.journal.record(
         "checkpoint",
         action="restored",
         path=str(path),
@@ -147,14 +147,12 @@ def restore(sync: Synchronizer, path: Path, also: Mapping[str, Stateful]) -> Non
     worker.account()
 
 
-def _check_rest(
-    path: Path, content: Mapping[str, Any], sync: Synchronizer, also: Mapping[str, Stateful]
-) -> None:
+def _check_rest(path: Path, content: Mapping[str, Any], loop: Loop, also: Mapping[str, Stateful]) -> None:
     if content["also"].keys() != also.keys():
         raise CheckpointError(
             f"{path} was saved with also={sorted(content['also'])}; restore was given also={sorted(also)}"
         )
-    here, there = len(sync.worker.schedules.state_dict()), len(content["schedules"])
+    here, there = len(loop.worker.schedules.state_dict()), len(content["schedules"])
     if here != there:
         raise CheckpointError(
             f"{path} was saved with {there} lr_scheduler objects; this job has {here}: call "
@@ -162,14 +160,14 @@ def _check_rest(
         )
 
 
-def _say_what_changed(sync: Synchronizer, path: Path, rest: Mapping[str, Any]) -> None:
+def _say_what_changed(loop: Loop, path: Path, rest: Mapping[str, Any]) -> None:
     """A job may be resumed with other settings; what differs is said, not guessed at."""
     changes = [
         f"{name} was {rest[key]} and is {now}"
         for name, key, now in (
             ("the number of workers", "workers", job.world_size()),
-            ("the plan", "plan", str(sync.plan)),
-            ("total", "total", sync.total),
+            ("the plan", "plan", str(loop.plan)),
+            ("total", "total", loop.total),
             ("the seed", "seed", job.current().seed),
         )
         if now is not None and rest[key] is not None and rest[key] != now
@@ -178,7 +176,7 @@ def _say_what_changed(sync: Synchronizer, path: Path, rest: Mapping[str, Any]) -
         changes.append(f"ranks from {rest['workers']} on start with fresh random generators")
     if changes:
         message = f"resumed from {path}: {'; '.join(changes)}"
-        sync.journal.record("warning", message=message)
+        loop.journal.record("warning", message=message)
         if job.rank() == 0:
             print(f"offbeat: {message}", file=sys.stderr, flush=True)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from offbeat.cluster.epoch import Epoch
     from offbeat.cluster.state import State
     from offbeat.job import Job
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 POLL = 20e-6, 1e-3
 """Seconds between two looks at what others write into shared memory: at first, and at most."""
@@ -96,7 +96,7 @@ class Site:
     def admit(self, state: State) -> None:
         """A job over `state` is about to begin here."""
 
-    def begins(self, sync: Synchronizer, data: bool) -> None:
+    def begins(self, loop: Loop, data: bool) -> None:
         """The plan is about to begin, or (`data`) batches to be asked for."""
 
     def computed(self) -> None:

@@ -15,7 +15,7 @@ from offbeat import checkpoint, job
 from offbeat.data import Deal, Units, pieces, samples_in, tensors_of, to_device
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 
 class Stream(ABC):
@@ -51,7 +51,7 @@ class Stream(ABC):
 
 
 def dealt(
-    sync: Synchronizer,
+    loop: Loop,
     data: Any,
     batch_size: int | None,
     micro_batches: int,
@@ -83,8 +83,8 @@ def dealt(
     (length,) = lengths
     if length == 0:
         raise ValueError("the data set is empty")
-    deal = Deal(length, batch_size, sync.data_seed, shuffle)
-    return _Dealt(sync, data, deal, micro_batches, num_workers, collate_fn)
+    deal = Deal(length, batch_size, loop.data_seed, shuffle)
+    return _Dealt(loop, data, deal, micro_batches, num_workers, collate_fn)
 
 
 class _Dealt(Stream):
@@ -92,34 +92,34 @@ class _Dealt(Stream):
 
     def __init__(
         self,
-        sync: Synchronizer,
+        loop: Loop,
         data: Any,
         deal: Deal,
         micro_batches: int,
         num_workers: int,
         collate: Callable[[list[Any]], Any] | None,
     ):
-        self._sync, self._micro, self.batch_size = sync, micro_batches, deal.batch_size
+        self._loop, self._micro, self.batch_size = loop, micro_batches, deal.batch_size
         self.samples = deal.length
         self._data, self._deal, self._num_workers, self._collate = data, deal, num_workers, collate
         self._units: Units | None = None
 
     def begin(self) -> None:
-        self._sync.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
+        self._loop.length_is(lambda epochs: max(round(epochs * self._deal.per_epoch), 1))
 
     def batches(self) -> Iterator[Any]:
-        sync = self._sync
-        deal = replace(self._deal, seed=sync.data_seed)  # a checkpoint may have brought another one
-        self._units = Units(self._data, deal, sync.next_units, job.device(), self._num_workers, self._collate)
-        while not sync.done:
+        loop = self._loop
+        deal = replace(self._deal, seed=loop.data_seed)  # a checkpoint may have brought another one
+        self._units = Units(self._data, deal, loop.next_units, job.device(), self._num_workers, self._collate)
+        while not loop.done:
             unit, batch = self._units.get()
             parts = pieces(batch, self._micro) if self._micro > 1 else [batch]
-            if sync.worker.curvature.asked:
-                yield from sync.look(parts)
-                if not sync.worker.curvature.seen:  # a member has died, and this unit may be another's now
+            if loop.worker.curvature.asked:
+                yield from loop.look(parts)
+                if not loop.worker.curvature.seen:  # a member has died, and this unit may be another's now
                     continue
             for number, part in enumerate(parts):
-                yield from sync.lend(part, samples_in(part), number == len(parts) - 1, unit)
+                yield from loop.lend(part, samples_in(part), number == len(parts) - 1, unit)
 
     def prepare(self) -> None:
         if self._units is not None:
@@ -134,7 +134,7 @@ class _Dealt(Stream):
             self._units.close()
 
 
-def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | None) -> Stream:
+def loaded(loop: Loop, loader: Any, micro_batches: int, epochs: float | None) -> Stream:
     """A stream over a DataLoader (or another iterable of batches)."""
     if not hasattr(loader, "__iter__"):
         raise TypeError(
@@ -145,7 +145,7 @@ def loaded(sync: Synchronizer, loader: Any, micro_batches: int, epochs: float | 
             f"over a DataLoader, epochs={epochs!r} needs whole epochs and a loader that knows its length; "
             f"give total= otherwise"
         )
-    return _Loaded(sync, loader, micro_batches, None if epochs is None else int(epochs))
+    return _Loaded(loop, loader, micro_batches, None if epochs is None else int(epochs))
 
 
 def _length(loader: Any) -> int | None:
@@ -157,8 +157,8 @@ def _length(loader: Any) -> int | None:
 
 
 class _Loaded(Stream):
-    def __init__(self, sync: Synchronizer, loader: Any, micro_batches: int, epochs: int | None):
-        self._sync, self._loader, self._micro, self._epochs = sync, loader, micro_batches, epochs
+    def __init__(self, loop: Loop, loader: Any, micro_batches: int, epochs: int | None):
+        self._loop, self._loader, self._micro, self._epochs = loop, loader, micro_batches, epochs
         self.batch_size = getattr(loader, "batch_size", None)
         self._length = _length(loader)
         self._pass, self._taken = 0, 0
@@ -167,10 +167,10 @@ class _Loaded(Stream):
 
     def begin(self) -> None:
         own = 0 if self._length is None else -(-self._length // self._micro)
-        self._sync.length_is(lambda epochs: self._sync.sum_units(int(epochs) * own))
+        self._loop.length_is(lambda epochs: self._loop.sum_units(int(epochs) * own))
 
     def batches(self) -> Iterator[Any]:
-        sync = self._sync
+        loop = self._loop
         skip = self._resume()
         while not self._over() and (self._epochs is None or self._pass < self._epochs):
             sampler: Any = getattr(self._loader, "sampler", None)
@@ -189,13 +189,13 @@ class _Loaded(Stream):
                 self._taken = number + 1
                 last = (number + 1) % self._micro == 0 or number + 1 == self._length
                 given = to_device(batch, job.device())
-                yield from sync.look([given])
-                yield from sync.lend(given, samples_in(batch), last)
+                yield from loop.look([given])
+                yield from loop.lend(given, samples_in(batch), last)
                 if self._over():
                     return
-                if sync.resumed_data is not None:  # the job has gone back to a checkpoint
+                if loop.resumed_data is not None:  # the job has gone back to a checkpoint
                     break
-            if sync.resumed_data is not None:
+            if loop.resumed_data is not None:
                 skip = self._resume()
                 continue
             if not found:
@@ -203,14 +203,14 @@ class _Loaded(Stream):
             skip = 0
             self._pass, self._taken = self._pass + 1, 0
         if not self._over():
-            sync.leave()
+            loop.leave()
 
     def _over(self) -> bool:
-        return self._sync.done
+        return self._loop.done
 
     def _resume(self) -> int:
         """Batches of the current pass that the run which saved had used already."""
-        place, self._sync.resumed_data = self._sync.resumed_data, None
+        place, self._loop.resumed_data = self._loop.resumed_data, None
         if place is None:
             return 0
         self._pass, self._taken, self._begun = place["pass"], place["taken"], place["begun"]

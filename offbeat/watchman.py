@@ -16,7 +16,7 @@ from offbeat.site import now
 from offbeat.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 ON_CUDA = 0.2
 """Seconds between two looks at the loss on CUDA, where a look waits for the device."""
@@ -26,8 +26,8 @@ class Watchman:
     """Looks at this worker's loss before every step. As a context around what may wait for others, it
     answers their call when one of them has seen training diverge."""
 
-    def __init__(self, sync: Synchronizer, on_diverge: str):
-        self._sync, self._mode, self._guard = sync, on_diverge, Guard()
+    def __init__(self, loop: Loop, on_diverge: str):
+        self._loop, self._mode, self._guard = loop, on_diverge, Guard()
         self._checkpoint: tuple[Path, Mapping[str, Stateful]] | None = None
         self._units = 0  # where it was made
         self._due = 0.0
@@ -41,11 +41,11 @@ class Watchman:
 
     def saved(self, path: Path, also: Mapping[str, Stateful]) -> None:
         """There is a checkpoint to return to."""
-        self._checkpoint, self._units = (path, also), self._sync.units
+        self._checkpoint, self._units = (path, also), self._loop.units
 
     def look(self, telemetry: Telemetry) -> None:
         """Raises Diverged, or calls all workers together, if this worker's loss says so."""
-        worker = self._sync.worker
+        worker = self._loop.worker
         if worker.device.type == "cuda":
             moment = now()
             if moment < self._due:
@@ -62,7 +62,7 @@ class Watchman:
         if self._mode == "ignore":
             if not self._warned:
                 self._warned = True
-                self._sync.warn(str(error), own=True)
+                self._loop.warn(str(error), own=True)
             return
         self._record(error)
         if self._mode == "raise" or not worker.sharded:
@@ -82,7 +82,7 @@ class Watchman:
         return True
 
     def _answer(self, called: Called) -> None:
-        sync, worker, mine = self._sync, self._sync.worker, self._mine
+        loop, worker, mine = self._loop, self._loop.worker, self._mine
         self._mine = None
         units = worker.units
         worker.call(called)
@@ -101,19 +101,19 @@ class Watchman:
             raise diverged from None
         path = Path(max(known)[1])
         also = self.also
-        sync.warn(f"{diverged}. Going back to {path} and on with bsp")
+        loop.warn(f"{diverged}. Going back to {path} and on with bsp")
         self._guard = Guard()
-        sync.go_back(path, also)
-        sync.journal.record(
-            "rollback", units=units, path=str(path), to_units=sync.units, reason=diverged.reason
+        loop.go_back(path, also)
+        loop.journal.record(
+            "rollback", units=units, path=str(path), to_units=loop.units, reason=diverged.reason
         )
 
     def _record(self, error: Diverged) -> None:
-        self._sync.journal.record(
+        self._loop.journal.record(
             "diverged",
             rank=error.worker,
             clock=error.step,
-            units=self._sync.units,
+            units=self._loop.units,
             loss=error.loss,
             staleness=error.staleness,
             reason=error.reason,

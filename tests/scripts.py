@@ -64,7 +64,7 @@ def result(
     return Result(
         rank=offbeat.rank(),
         units=sync.units,
-        clock=sync.worker.clock,
+        clock=sync._loop.worker.clock,
         done=sync.done,
         final=flat(model),
         parameters=flat(model, buffers=False),
@@ -84,7 +84,7 @@ def train(setup: Setup, loss: Losses = usual) -> Result:
     trace = []
     with sync:
         while not sync.done:
-            loss(model, offbeat.rank(), sync.worker.clock).backward()
+            loss(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
             trace.append(flat(model))
     return result(model, optimizer, sync, trace=trace)
@@ -161,7 +161,7 @@ def own_seeded(setup: Setup) -> Result:
     seeds(100 + offbeat.rank())
     trace = []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         trace.append(flat(model))
     return result(model, optimizer, sync, trace=trace)
@@ -234,7 +234,7 @@ def branch_gradients(setup: Setup) -> list[list[bool]]:
     model, _, sync = setup.start()
     rows = []
     while not sync.done:
-        branching(model, offbeat.rank(), sync.worker.clock).backward()
+        branching(model, offbeat.rank(), sync._loop.worker.clock).backward()
         rows.append([p.grad is not None for p in model.parameters()])
         sync.step()
     return rows
@@ -245,7 +245,7 @@ def accumulated(setup: Setup, pieces: int) -> Result:
     model, optimizer, sync = setup.start()
     trace = []
     while not sync.done:
-        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        x, y = unit(offbeat.rank(), sync._loop.worker.clock, setup.dtype)
         parts = list(zip(x.chunk(pieces), y.chunk(pieces), strict=True))
         for number, (a, b) in enumerate(parts):
             with sync.accumulate() if number < len(parts) - 1 else contextlib.nullcontext():
@@ -260,7 +260,7 @@ def twice(setup: Setup) -> Result:
     model, optimizer, sync = setup.start()
     trace = []
     while not sync.done:
-        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        x, y = unit(offbeat.rank(), sync._loop.worker.clock, setup.dtype)
         for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
             (loss_of(model, a, b) / 2).backward()
         sync.step()
@@ -281,7 +281,7 @@ def divided(setup: Setup, how: str) -> Result:
     sync = offbeat.Synchronizer(model, made, setup.plan, setup.total, **setup.options)
     trace = []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         trace.append(flat(model))
     return result(model, made if how == "groups" else made[0], sync, trace=trace)
@@ -293,7 +293,7 @@ def scaled(setup: Setup, bad: tuple[int, int] | None, start: float = 1024.0) -> 
     scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=10**6)
     trace, scales = [], []
     while not sync.done:
-        here = (offbeat.rank(), sync.worker.clock)
+        here = (offbeat.rank(), sync._loop.worker.clock)
         loss = usual(model, *here)
         scaler.scale(loss * float("inf") if here == bad else loss).backward()
         sync.step(scaler)
@@ -310,7 +310,7 @@ def autocasting(setup: Setup) -> Result:
     model, optimizer, sync = setup.start()
     trace = []
     while not sync.done:
-        x, y = unit(offbeat.rank(), sync.worker.clock, setup.dtype)
+        x, y = unit(offbeat.rank(), sync._loop.worker.clock, setup.dtype)
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(model, x, y)
         loss.backward()
@@ -329,7 +329,7 @@ def gradients(setup: Setup, limit: float) -> list[tuple[Tensor, Tensor, Tensor]]
     model, _, sync = setup.start()
     rows = []
     while not sync.done:
-        step = sync.worker.clock
+        step = sync._loop.worker.clock
         own = torch.autograd.grad(usual(model, offbeat.rank(), step), list(model.parameters()))
         usual(model, offbeat.rank(), step).backward()
         after = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).clone()  # type: ignore[union-attr]
@@ -345,10 +345,10 @@ def consenting(setup: Setup, at: Sequence[int]) -> Result:
     model, optimizer, sync = setup.start()
     trace, rows = [], []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         trace.append(flat(model))
-        if sync.worker.clock in at:
+        if sync._loop.worker.clock in at:
             before = flat(model)
             with sync.consensus():
                 inside = flat(model)
@@ -364,7 +364,7 @@ def asking(setup: Setup, texts: Sequence[str]) -> dict[str, list[int]]:
     model, _, sync = setup.start()
     rows: dict[str, list[int]] = {text: [] for text in texts}
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         for text in texts:
             if sync.every(text):
@@ -393,7 +393,7 @@ def scheduled(setup: Setup, name: str, made_for: int, steps: int | None) -> list
     sync.scheduler(schedule_of(name, optimizer, made_for), steps)
     units = []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         units.append(sync.units)
         sync.step()
     return [(u, lr) for u, (lr, _) in zip(units, optimizer.used, strict=True)]  # type: ignore[attr-defined]
@@ -408,7 +408,7 @@ def shaped(setup: Setup) -> tuple[list[int], Result]:
     sync.scheduler(half_cosine)
     units = []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         units.append(sync.units)
         sync.step()
     return units, result(model, optimizer, sync)

@@ -45,7 +45,7 @@ def noisy(setup: Setup, micro: int = 1) -> Result:
         (nn.functional.mse_loss(model(a), b) / micro).backward()
         sync.step()
         calls += 1
-    return result(model, optimizer, sync, notes={"calls": calls, "looks": list(sync.worker.looks)})
+    return result(model, optimizer, sync, notes={"calls": calls, "looks": list(sync._loop.worker.looks)})
 
 
 def quadratic(
@@ -64,7 +64,7 @@ def quadratic(
         nn.functional.mse_loss(model(a), b).backward()
         units = sync.units
         sync.step()
-        rates.append((units, sync.worker.meter.lr))
+        rates.append((units, sync._loop.worker.meter.lr))
         if save is not None and not sync.done and sync.every(save[0]):
             sync.save(save[1])
     return result(model, optimizer, sync, trace=[flat(model)], notes={"rates": rates})

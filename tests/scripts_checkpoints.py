@@ -26,7 +26,7 @@ def batches_of(sync: offbeat.Synchronizer, loop: str, dtype: torch.dtype) -> Any
     """The batches of three kinds of loop."""
     if loop == "own":
         while not sync.done:
-            yield unit(offbeat.rank(), sync.worker.clock, dtype)
+            yield unit(offbeat.rank(), sync._loop.worker.clock, dtype)
     elif loop == "batches":
         yield from ((x, y) for x, y, _ in sync.batches(table(22, dtype), 4))
     else:
@@ -53,9 +53,9 @@ def saves(
     for x, y in batches_of(sync, loop, setup.dtype):
         seeded_loss(model, x, y).backward()
         sync.step()
-        if sync.worker.clock == at:
+        if sync._loop.worker.clock == at:
             sync.save(path)
-        if sync.worker.clock > at:
+        if sync._loop.worker.clock > at:
             trace.append(flat(model))
     return result(model, optimizer, sync, trace=trace, notes={"random": generators()})
 
@@ -128,7 +128,7 @@ def refuses(setup: Setup, paths: Sequence[str]) -> tuple[list[tuple[str, str, bo
         rows.append((type(error).__name__, str(error), same))
     trace = []
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         trace.append(flat(model))
     return rows, result(model, optimizer, sync, trace=trace)
@@ -139,10 +139,10 @@ def cannot_write(setup: Setup, path: str) -> tuple[str, str, Result]:
     model, optimizer, sync = setup.start()
     trace, name, message = [], "", ""
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
         trace.append(flat(model))
-        if sync.worker.clock == 3:
+        if sync._loop.worker.clock == 3:
             try:
                 sync.save(path)
             except OSError as error:
@@ -156,7 +156,7 @@ def killed_while_saving(setup: Setup, path: str) -> None:
 
     model, _, sync = setup.start()
     for _ in range(2):
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
     os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,misc]
     sync.save(path)
@@ -166,9 +166,9 @@ def saves_while_leaving(setup: Setup, path: str, steps: int, leaver: int) -> Res
     """One rank stops after `steps`, where the other saves."""
     model, optimizer, sync = setup.start()
     while not sync.done:
-        usual(model, offbeat.rank(), sync.worker.clock).backward()
+        usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
         sync.step()
-        if sync.worker.clock == steps:
+        if sync._loop.worker.clock == steps:
             if offbeat.rank() == leaver:
                 break
             sync.save(path)

@@ -150,9 +150,9 @@ def wrongly(setup: Setup, how: str) -> Any:
         return None
     if how == "lonely consensus":
         while not sync.done:
-            usual(model, rank, sync.worker.clock).backward()
+            usual(model, rank, sync._loop.worker.clock).backward()
             sync.step()
-            if rank == 0 and sync.worker.clock == 2:
+            if rank == 0 and sync._loop.worker.clock == 2:
                 with sync.consensus():
                     pass
         return None
@@ -163,7 +163,7 @@ def wrongly(setup: Setup, how: str) -> Any:
         return None
     if how == "after the end":
         while not sync.done:
-            usual(model, rank, sync.worker.clock).backward()
+            usual(model, rank, sync._loop.worker.clock).backward()
             sync.step()
         usual(model, rank, 0).backward()
         return sync.step()

@@ -62,7 +62,7 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     moment = loss.then if loss.then and me == loss.too else loss.moment
 
     def due() -> bool:  # what is armed may be all virtual workers'
-        return offbeat.rank() == me and mine(loss) and sync.worker.clock >= loss.after
+        return offbeat.rank() == me and mine(loss) and sync._loop.worker.clock >= loss.after
 
     def before(owner: Any, name: str) -> None:
         plain: Callable[..., Any] = getattr(owner, name)
@@ -79,7 +79,7 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
     elif moment == "average":
         before(average.Mean, "wait")
     elif moment == "switch":
-        before(sync.worker, "settle_now")
+        before(sync._loop.worker, "settle_now")
     elif moment == "push":
         before(memory.Memory, "finish")
     elif moment == "pull":
@@ -88,14 +88,14 @@ def arm(loss: Loss, sync: offbeat.Synchronizer, model: torch.nn.Module) -> None:
         before(memory.Memory, "claim")
         before(client.Client, "claim")
     elif moment == "checkpoint":
-        before(sync.worker.team, "gather")
+        before(sync._loop.worker.team, "gather")
         before(resume, "write")
     elif moment == "giving":
         before(changes, "receive")
     elif moment == "reconciling":
-        before(sync.worker, "reconcile")
+        before(sync._loop.worker, "reconcile")
     elif moment == "telling":
-        before(sync.worker, "_take_rest")
+        before(sync._loop.worker, "_take_rest")
     elif moment == "step":
         before(replicas.ReplicaWorker, "step")
     elif moment not in EARLY:
@@ -134,7 +134,7 @@ def mortal(loss: Loss) -> Result:
     with log.open("a") as out:
         for x, y, rows in sync.batches(table(loss.samples, loss.dtype), 4):
             loss_of(model, x, y).backward()
-            void = sync._void
+            void = sync._loop.void
             if loss.pace:
                 time.sleep(loss.pace)
             sync.step()
@@ -156,7 +156,7 @@ def scaled(loss: Loss) -> Result:
     voids, scales = 0, []
     for x, y, _ in sync.batches(table(loss.samples, loss.dtype), 4):
         scaler.scale(loss_of(model, x, y)).backward()
-        voids += sync._void
+        voids += sync._loop.void
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         time.sleep(loss.pace)

@@ -73,8 +73,8 @@ class Job(Setup):
 
 def noted(sync: offbeat.Synchronizer, log: Log, clock: int, ticket: int) -> None:
     """After a step."""
-    pulled = sync.worker.sharded and log.events[-1]["kind"] == "pull"
-    log.steps.append((clock, ticket, None if pulled else sync.worker.team.units))
+    pulled = sync._loop.worker.sharded and log.events[-1]["kind"] == "pull"
+    log.steps.append((clock, ticket, None if pulled else sync._loop.worker.team.units))
 
 
 def told(
@@ -84,7 +84,7 @@ def told(
     return Result(
         rank=offbeat.rank(),
         units=sync.units,
-        clock=sync.worker.clock,
+        clock=sync._loop.worker.clock,
         done=sync.done,
         final=flat(whole),
         parameters=flat(whole, buffers=False),
@@ -107,13 +107,13 @@ def train(job: Job, loss: Losses = usual, ready: Ready | None = None) -> Result:
     trace = []
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             loss(joined(models), offbeat.rank(), clock).backward()
             job.pause()
             sync.step()
             noted(sync, log, clock, ticket)
             trace.append(flat(nn.ModuleList(models)))
-            if offbeat.rank() in job.looks and sync.worker.sharded:
+            if offbeat.rank() in job.looks and sync._loop.worker.sharded:
                 with sync.consensus():
                     time.sleep(0.002)
     return told(models, optimizers, sync, log, trace=trace)
@@ -138,7 +138,7 @@ def asking(job: Job, texts: Sequence[str], do: str = "", path: str = "") -> dict
     rows: dict[str, list[tuple[int, bool]]] = {text: [] for text in texts}
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             usual(joined(models), offbeat.rank(), clock).backward()
             job.pause()
             sync.step()
@@ -179,7 +179,7 @@ def dealt(
         rows += numbers.tolist()
         if not sync.stepping:
             continue
-        clock, ticket = sync.worker.clock, sync.units
+        clock, ticket = sync._loop.worker.clock, sync.units
         job.pause()
         sync.step()
         noted(sync, log, clock, ticket)
@@ -230,7 +230,7 @@ def diverging(
     losses: list[float] = []
     with sync:
         while not sync.done and (leaves or {}).get(offbeat.rank()) != steps:
-            clock, ticket, was = sync.worker.clock, sync.units, str(sync.protocol)
+            clock, ticket, was = sync._loop.worker.clock, sync.units, str(sync.protocol)
             loss = usual(joined(models), offbeat.rank(), clock)
             if (offbeat.rank(), steps) == bad:
                 loss = loss * float("nan")
@@ -262,7 +262,7 @@ def scheduled(job: Job, name: str, steps: int, path: str) -> Result:
     sync.scheduler(schedule_of(name, optimizers[0], steps))
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             usual(joined(models), offbeat.rank(), clock).backward()
             job.pause()
             sync.step()
@@ -291,7 +291,7 @@ def consenting(job: Job) -> Result:
     published = [(0.0, buffers_of(whole))]
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             usual(joined(models), offbeat.rank(), clock).backward()
             job.pause()
             published.append((time.monotonic(), buffers_of(whole)))
@@ -328,14 +328,14 @@ def saves(job: Job, path: str, every: str) -> Result:
         if saved is None and sync.every(every) and not sync.done:
             sync.save(path)
             before = list(seen)
-            saved = (sync.worker.team.units, flat(nn.ModuleList(models)), slots(optimizers[0]))
+            saved = (sync._loop.worker.team.units, flat(nn.ModuleList(models)), slots(optimizers[0]))
     return told(models, optimizers, sync, log, seen=seen, saved=saved, before=before if saved else seen)
 
 
 def resumes(job: Job, path: str) -> Result:
     models, optimizers, sync, log = job.begin()
     sync.restore(path)
-    begun = (sync.worker.team.units, flat(nn.ModuleList(models)), slots(optimizers[0]))
+    begun = (sync._loop.worker.team.units, flat(nn.ModuleList(models)), slots(optimizers[0]))
     seen = []
     for x, y, numbers in sync.batches(table(24, job.dtype), 4):
         loss_of(joined(models), x, y).backward()
@@ -347,10 +347,10 @@ def resumes(job: Job, path: str) -> Result:
 
 def last_of(sync: offbeat.Synchronizer, boundary: int) -> bool:
     """Whether all others are through with the phase, and this worker holds a ticket of it."""
-    if not sync.worker.sharded or sync.units >= boundary:
+    if not sync._loop.worker.sharded or sync.units >= boundary:
         return False
     time.sleep(0.15)
-    home = sync.worker.home
+    home = sync._loop.worker.home
     assert home is not None
     resting = home.memory.current(0).resting
     return bool(resting.sum() == offbeat.world_size() - 1)
@@ -362,7 +362,7 @@ def saves_last(job: Job, path: str, boundary: int) -> Result:
     saved = False
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             usual(joined(models), offbeat.rank(), clock).backward()
             sync.step()
             noted(sync, log, clock, ticket)
@@ -380,7 +380,7 @@ def diverges_last(job: Job, path: str, boundary: int) -> Result:
     steps, back = 0, False
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             loss = usual(joined(models), offbeat.rank(), clock)
             if offbeat.rank() == 1 and steps == 1:
                 while not last_of(sync, boundary):
@@ -405,7 +405,7 @@ def scaled(job: Job, bad: tuple[int, int]) -> Result:
     trace = []
     with sync:
         while not sync.done:
-            clock, ticket = sync.worker.clock, sync.units
+            clock, ticket = sync._loop.worker.clock, sync.units
             here = (offbeat.rank(), clock)
             loss = usual(joined(models), *here)
             scaler.scale(loss * float("inf") if here == bad else loss).backward()
@@ -423,7 +423,7 @@ def dies(job: Job, victim: int, steps: int) -> None:
     taken = 0
     try:
         while not sync.done:
-            usual(joined(models), offbeat.rank(), sync.worker.clock).backward()
+            usual(joined(models), offbeat.rank(), sync._loop.worker.clock).backward()
             job.pause()
             if offbeat.rank() == victim and taken == steps:
                 (out / "died").write_text(str(time.time()))
@@ -501,9 +501,9 @@ def needs_no_memory(job: Job) -> tuple[int, Any]:
     memory.make_file = None  # type: ignore[assignment]
     models, _, sync, _ = job.begin()
     while not sync.done:
-        usual(joined(models), 0, sync.worker.clock).backward()
+        usual(joined(models), 0, sync._loop.worker.clock).backward()
         sync.step()
-    return sync.units, sync.worker.home
+    return sync.units, sync._loop.worker.home
 
 
 def rolls_back(job: Job, processes: int, step: int, path: str) -> Result:

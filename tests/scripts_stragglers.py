@@ -25,8 +25,8 @@ class Planted(Watch):
     """Flags by a table. On shards, nobody is one any more after `calm` pushes of the leader."""
 
     def __init__(self, sync: offbeat.Synchronizer, flags: Flags, calm: int):
-        super().__init__(sync.worker)
-        self.settings = sync.worker.watch.settings
+        super().__init__(sync._loop.worker)
+        self.settings = sync._loop.worker.watch.settings
         self._flags, self._calm, self._pushes = flags, calm, 0
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class Planted(Watch):
 
 
 def plant(sync: offbeat.Synchronizer, flags: Flags, calm: int) -> None:
-    sync.worker.watch = Planted(sync, flags, calm)
+    sync._loop.worker.watch = Planted(sync, flags, calm)
 
 
 def trained(setup: Setup, flags: Flags, calm: int = 5) -> Result:
@@ -64,8 +64,8 @@ def trained(setup: Setup, flags: Flags, calm: int = 5) -> Result:
     trace, clocks, members = [], [], []
     with sync:
         while not sync.done:
-            clocks.append(sync.worker.clock)
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            clocks.append(sync._loop.worker.clock)
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
             trace.append(flat(model))
             members.append(list(sync.members))
@@ -97,7 +97,7 @@ def uneven(setup: Setup, flags: Flags, lengths: Sequence[int]) -> Result:
         for _ in range(lengths[offbeat.rank()]):
             if sync.done:
                 break
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
     return result(model, optimizer, sync)
 
@@ -109,7 +109,7 @@ def saved(setup: Setup, flags: Flags, path: Path, at: int) -> Result:
     held = None
     with sync:
         while not sync.done:
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
             if sync.every(f"{at}u"):
                 sync.save(path if held is None else path.with_name("later.pt"))
@@ -123,7 +123,7 @@ def restored(setup: Setup, path: Path) -> Result:
         sync.restore(path)
         held, units = flat(model), sync.units
         while not sync.done:
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
     return result(model, optimizer, sync, notes={"held": held, "units": units})
 
@@ -136,7 +136,7 @@ def slowed(setup: Setup, slow: Mapping[int, float], begin: int, end: int, base: 
         while not sync.done:
             time.sleep(base * (slow.get(offbeat.rank(), 1.0) if begin <= steps < end else 1.0))
             steps += 1
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
     return result(model, optimizer, sync)
 
@@ -148,7 +148,8 @@ def probed(rounds: int) -> list[list[list[float]]]:
         offbeat.Synchronizer(model, torch.optim.SGD(model.parameters(), 0.1), total=1)
     ) as sync:
         found = [
-            sync.worker.epoch.probe(range(1, min(3, offbeat.world_size() - 1) + 1)) for _ in range(rounds)
+            sync._loop.worker.epoch.probe(range(1, min(3, offbeat.world_size() - 1) + 1))
+            for _ in range(rounds)
         ]
         model(torch.randn(1, 2)).sum().backward()
         sync.step()

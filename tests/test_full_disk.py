@@ -31,7 +31,7 @@ def saves_in_vain(setup: Setup, path: Path) -> Result:
     held, said, steps = flat(model), "", 0
     with sync:
         while not sync.done:
-            usual(model, offbeat.rank(), sync.worker.clock).backward()
+            usual(model, offbeat.rank(), sync._loop.worker.clock).backward()
             sync.step()
             steps += 1
             if steps == 3:

@@ -13,4 +13,4 @@ steps = Steps(offbeat.rank())
 while not sync.done:
     loss_of(model).backward()
     sync.step()
-    steps.write(sync.worker.clock)
+    steps.write(sync._loop.worker.clock)

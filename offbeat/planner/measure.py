@@ -29,7 +29,7 @@ from offbeat.site import now
 from offbeat.virtual.model import model_of
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 WARM = 5
 """Steps that don't count."""
@@ -49,9 +49,9 @@ class Profiler:
 
     asked: `OFFBEAT_MEASURE` of the environment, "STEPS PATH"."""
 
-    def __init__(self, sync: Synchronizer, asked: str):
+    def __init__(self, loop: Loop, asked: str):
         steps, _, path = asked.partition(" ")
-        self._sync, self.steps, self._path = sync, int(steps), Path(path)
+        self._loop, self.steps, self._path = loop, int(steps), Path(path)
         self._device = job.device()
         self._inputs: dict[int, Inputs] = {}
         self._begun = self._backward = self._computed = now()
@@ -60,7 +60,7 @@ class Profiler:
         self._latest: list[float] = []
         self._pushes: list[tuple[float, float]] = []
         self._links: dict[str, Any] = {}
-        state = sync.worker.state
+        state = loop.worker.state
         self._hooks: list[Any] = [
             module.register_forward_pre_hook(self._called, with_kwargs=True) for module in state.modules
         ]
@@ -95,7 +95,7 @@ class Profiler:
 
     def stepped(self) -> None:
         """A step is over. Doesn't return from the last one."""
-        moment, worker = self._now(), self._sync.worker
+        moment, worker = self._now(), self._loop.worker
         if worker.sharded:
             self._rest_or_end()
         elif worker.clock <= self.steps:
@@ -114,12 +114,12 @@ class Profiler:
     def _to_come(self) -> list[Any]:
         from offbeat.plan import phases
 
-        return [leaf for leaf, _ in phases(self._sync.plan)]
+        return [leaf for leaf, _ in phases(self._loop.plan)]
 
     # The links
 
     def _meet(self) -> None:
-        epoch = self._sync.worker.epoch
+        epoch = self._loop.worker.epoch
         times = self._times[WARM:]
         units = [forward + backward for forward, backward, _ in times]
         mine = {
@@ -146,7 +146,7 @@ class Profiler:
 
     def _reductions(self) -> Sequence[Point]:
         """Seconds of all-reduces by their bytes, as all members agree on: of each the slowest member's."""
-        worker = self._sync.worker
+        worker = self._loop.worker
         epoch, model = worker.epoch, model_of(worker.state)
         sizes = sorted({min(max(int(model.size * share), _LEAST), _MOST) // 4 * 4 for share in _SHARES})
 
@@ -176,7 +176,7 @@ class Profiler:
 
     def _watch_shards(self) -> None:
         """Notes how long pushes and pulls take."""
-        worker = self._sync.worker
+        worker = self._loop.worker
         push, pushed, pulled = worker.push, worker.pushed, worker.pulled
         begun = landed = 0.0
 
@@ -197,30 +197,30 @@ class Profiler:
         worker.push, worker.pushed, worker.pulled = pushing, has_pushed, has_pulled  # type: ignore[method-assign]
 
     def _rest_or_end(self) -> None:
-        worker = self._sync.worker
+        worker = self._loop.worker
         if worker.rank != worker.members[0]:
             worker.team.store.get("profiled")
-            self._sync.dismiss()
+            self._loop.dismiss()
         if len(self._pushes) >= PUSHES:
             self._finish()
 
     # The end
 
     def _finish(self) -> None:
-        worker = self._sync.worker
+        worker = self._loop.worker
         if worker.rank == worker.members[0]:
             try:
                 self._write()
             finally:
                 if worker.epoch.size > 1:
                     worker.team.store.set("profiled", "")
-        self._sync.dismiss()
+        self._loop.dismiss()
 
     def _write(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        state, rows = self._sync.worker.state, self._links["rows"]
-        stream = self._sync._stream
+        state, rows = self._loop.worker.state, self._links["rows"]
+        stream = self._loop.stream
         passed = [median(column) for column in zip(*self._grads[WARM:], strict=True)]
         cost, note = self._cost()
         if not passed and cost is not None:
@@ -238,12 +238,12 @@ class Profiler:
             pull=median(one for _, one in pushes) if pushes else None,
         )
         name = self._device_name()
-        batch = self._sync.batch_size or (None if cost is None else cost.batch)
+        batch = self._loop.batch_size or (None if cost is None else cost.batch)
         about = writing.About(
             script=sys.argv[0],
             model=model_of(state),
             passed=passed,
-            wire=0.5 if self._sync.settings["wire"] == "bf16" else 1.0,
+            wire=0.5 if self._loop.settings["wire"] == "bf16" else 1.0,
             batch=batch,
             samples=None if stream is None else stream.samples,
             forward=0.0 if cost is None else cost.forward,
@@ -262,7 +262,7 @@ class Profiler:
         from offbeat.planner.script import cost_of
 
         try:
-            return cost_of(self._sync, self._inputs), ""
+            return cost_of(self._loop, self._inputs), ""
         except ValueError as error:
             return None, str(error)
 

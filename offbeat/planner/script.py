@@ -20,7 +20,7 @@ from offbeat.virtual.probe import Found, ProbeSite
 from offbeat.virtual.script import Script
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
 
 
 class ScriptFailed(ValueError):
@@ -35,10 +35,10 @@ class _Looking(ProbeSite):
         self.inputs: dict[int, Inputs] = {}
         self._hooks: list[RemovableHandle] = []
 
-    def begins(self, sync: Synchronizer, data: bool) -> None:
-        if self.sync is None:
-            self.sync = sync
-            for module in sync.worker.state.modules:
+    def begins(self, loop: Loop, data: bool) -> None:
+        if self.loop is None:
+            self.loop = loop
+            for module in loop.worker.state.modules:
                 self._hooks.append(module.register_forward_pre_hook(self._called, with_kwargs=True))
 
     def finish(self) -> None:
@@ -48,8 +48,8 @@ class _Looking(ProbeSite):
 
     def _called(self, module: nn.Module, args: Any, named: Any) -> None:
         self.inputs.setdefault(id(module), (args, named))
-        assert self.sync is not None
-        if len(self.inputs) == len(self.sync.worker.state.modules):
+        assert self.loop is not None
+        if len(self.inputs) == len(self.loop.worker.state.modules):
             raise Found
 
     def computed(self) -> None:
@@ -67,41 +67,41 @@ def look_at(path: str, args: Sequence[str], workers: int) -> Job:
         where, last = script.line_of(error), traceback.format_exception_only(type(error), error)[-1].strip()
         raise ScriptFailed(f"the beginning of {path} failed{f' at {where}' if where else ''}: {last}")
     site.finish()
-    sync = site.sync
-    if sync is None:
+    loop = site.loop
+    if loop is None:
         raise ScriptFailed(
             f"{path} came to no Synchronizer with a length: what is to be planned is not known"
         )
-    job = _job(sync, site.inputs)
+    job = _job(loop, site.inputs)
     remember(path, args, workers, job, [file for name, file in site.loaded if name not in before])
     return job
 
 
-def _job(sync: Synchronizer, inputs: dict[int, Inputs]) -> Job:
-    model, cost, problem = model_of(sync.worker.state), None, ""
+def _job(loop: Loop, inputs: dict[int, Inputs]) -> Job:
+    model, cost, problem = model_of(loop.worker.state), None, ""
     try:
-        cost = cost_of(sync, inputs)
+        cost = cost_of(loop, inputs)
     except ValueError as error:
         problem = str(error)
     if cost is not None and cost.sizes == model.sizes:
         model = Model(model.sizes, model.width, model.buffers, model.state, cost.passed)
-    stream = sync._stream
+    stream = loop.stream
     return Job(
         model,
         0.0 if cost is None else cost.flop,
         problem,
-        str(sync.plan),
-        str(sync.settings["wire"]),
-        sync.batch_size or (None if cost is None else cost.batch),
+        str(loop.plan),
+        str(loop.settings["wire"]),
+        loop.batch_size or (None if cost is None else cost.batch),
         None if stream is None else stream.samples,
-        sync.total,
+        loop.total,
     )
 
 
-def cost_of(sync: Synchronizer, inputs: dict[int, Inputs]) -> ModelCost:
+def cost_of(loop: Loop, inputs: dict[int, Inputs]) -> ModelCost:
     """Raises ValueError where a model's operations cannot be counted."""
-    modules = sync.worker.state.modules
+    modules = loop.worker.state.modules
     if len(inputs) < len(modules):
         raise ValueError("the model was not called as a whole: its operations are not known")
     with torch.enable_grad():
-        return count(modules, [inputs[id(module)] for module in modules], sync.batch_size)
+        return count(modules, [inputs[id(module)] for module in modules], loop.batch_size)

@@ -83,16 +83,16 @@ def _time(script: Script, costs: Costs, out: Path) -> int:
         policy = stragglers_of("off")
         return _simulate(script.path, parse(plan), int(total), costs, model, out, wire, policy)
     probe = ProbeSite(costs.workers)
-    error, sync = probe.run(script), probe.sync
+    error, loop = probe.run(script), probe.loop
     if error is not None:
         traceback.print_exception(error)
-    if error is not None or sync is None or sync.total is None:
+    if error is not None or loop is None or loop.total is None:
         where = "" if error is None else script.line_of(error)
         reason = "it came to no Synchronizer" if error is None else f"{type(error).__name__}: {error}"
         return _say(f"the script's beginning, which tells what to time, failed {where}: {reason}")
-    model, wire = model_of(sync.worker.state), sync.settings["wire"]
+    model, wire = model_of(loop.worker.state), loop.settings["wire"]
     return _simulate(
-        script.path, sync.plan, sync.total, costs, model, out, wire, sync.policy, sync.batch_size
+        script.path, loop.plan, loop.total, costs, model, out, wire, loop.policy, loop.batch_size
     )
 
 

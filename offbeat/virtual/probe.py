@@ -16,7 +16,7 @@ from offbeat.virtual.ambient import Ambient
 from offbeat.virtual.clock import Clock, ClockSite
 
 if TYPE_CHECKING:
-    from offbeat.sync import Synchronizer
+    from offbeat.loop import Loop
     from offbeat.virtual.script import Script
 
 
@@ -33,7 +33,7 @@ class ProbeSite(ClockSite):
     def __init__(self, workers: int):
         super().__init__(Clock())
         self.alike = workers
-        self.sync: Synchronizer | None = None
+        self.loop: Loop | None = None
         self.loaded: list[tuple[str, str]] = []
 
     def make_job(self, seed: int | None, out: Any) -> Job:
@@ -64,9 +64,9 @@ class ProbeSite(ClockSite):
     ) -> Epoch:
         return Epoch(number, [rank], rank, None, on)
 
-    def begins(self, sync: Synchronizer, data: bool) -> None:
-        self.sync = sync
-        if data and sync.total is not None:
+    def begins(self, loop: Loop, data: bool) -> None:
+        self.loop = loop
+        if data and loop.total is not None:
             raise Found
 
     def computed(self) -> None:
