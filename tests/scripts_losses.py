@@ -168,9 +168,10 @@ def scaled(loss: Loss) -> Result:
 def stray(loss: Loss) -> Result:
     """Rank `who` computes each of its units twice in a row, and misses every other one."""
     model, optimizer, sync = loss.start()
-    plain = sync.next_units
+    plain = sync._loop.next_units
     if offbeat.rank() == loss.who:
-        sync.next_units = lambda count: [unit // 4 * 4 for unit in plain(count)]  # type: ignore[method-assign]
+        wrong = lambda count: [unit // 4 * 4 for unit in plain(count)]  # noqa: E731
+        sync._loop.next_units = wrong  # type: ignore[method-assign]
     for x, y, _ in sync.batches(table(400, loss.dtype), 4):
         loss_of(model, x, y).backward()
         sync.step()
