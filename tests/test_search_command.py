@@ -47,11 +47,11 @@ def search(*words: object) -> Command:
 
 
 def made() -> dict[str, int]:
-    """The journals of finished trials, with the time of their last change."""
+    """The journals of finished trials (they log when they have ended), with the time of their last change."""
     return {
         path.parent.name: path.stat().st_mtime_ns
         for path in Path("found").glob("trials/*/journal.jsonl")
-        if '"type": "end"' in path.read_text()
+        if '"type": "evaluation"' in path.read_text()
     }
 
 
@@ -199,6 +199,10 @@ class TestTrialOfAJournal:
             text = "".join(json.dumps(row) + "\n" for row in journal)
             (folder / "journal.jsonl").write_text(text + '{"type": "cut o')
         (tmp_path / "trials" / "0.5-0").mkdir()
+        killed = tmp_path / "trials" / "0.5-1"  # when it was through, and had not logged its accuracy yet
+        killed.mkdir()
+        text = "".join(json.dumps(row) + "\n" for row in rows({"type": "end", "t": 4.0, "seconds": 2.5}))
+        (killed / "journal.jsonl").write_text(text)
         assert {(t.share, t.number) for t in found_in(tmp_path)} == {
             (1.0, 2),
             (0.0009765625, 2),

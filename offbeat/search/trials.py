@@ -5,6 +5,7 @@ that was killed at any moment goes on from its folder and repeats no finished tr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
@@ -67,9 +68,13 @@ def name_of(wish: Wish) -> str:
     return f"{wish.share!r}-{wish.number}"
 
 
+class Unlogged(SearchError):
+    """A trial has come to its end and logged nothing."""
+
+
 def trial_of(records: Sequence[Record], wish: Wish, metric: str | None = None) -> Trial | None:
     """What a run has given; None for one that isn't over, or was ended. Raises SearchError for one that
-    logged no accuracy."""
+    logged no accuracy, `Unlogged` where it logged nothing at all."""
     began = next((number(r.get("t")) or 0.0 for r in records if r["type"] == "phase"), 0.0)
     diverged = next((r for r in records if r["type"] == "diverged"), None)
     if diverged is not None:
@@ -89,7 +94,10 @@ def trial_of(records: Sequence[Record], wish: Wish, metric: str | None = None) -
             seconds = number(end.get("seconds")) or 0.0
             return Trial(wish.share, wish.number, value if math.isfinite(value) else None, seconds)
     wanted = f"{metric}=..." if metric else "accuracy=..."
-    raise SearchError(f"the trial {name_of(wish)} logged no accuracy: call sync.log({wanted}) in the script")
+    nothing = all(record["type"] != "evaluation" for record in records)
+    raise (Unlogged if nothing else SearchError)(
+        f"the trial {name_of(wish)} logged no accuracy: call sync.log({wanted}) in the script"
+    )
 
 
 def found_in(folder: Path, metric: str | None = None) -> list[Trial]:
@@ -102,8 +110,9 @@ def found_in(folder: Path, metric: str | None = None) -> list[Trial]:
             records = read(path)
         except (FileNotFoundError, ValueError):
             continue
-        if (trial := trial_of(records, wish, metric)) is not None:
-            found.append(trial)
+        with contextlib.suppress(Unlogged):  # it was killed before it could
+            if (trial := trial_of(records, wish, metric)) is not None:
+                found.append(trial)
     return found
 
 
