@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -121,8 +122,10 @@ def test_the_picture_is_stacked_bars(tmp_path: Path) -> None:
 
 def test_a_script_is_planned_without_being_run(tmp_path: Path) -> None:
     Path("train.py").write_text(SCRIPT)
+    before = dict(os.environ)
     done = offbeat("train.py", "--cluster", "ethernet-256", "-n", "8", "--device", "k80", "--json")
     assert done.exit_code == 0, done.output
+    assert dict(os.environ) == before  # the script has seen RANK and its like
     found = json.loads(done.stdout)
     size = found["sizes"][0]
     # 64 samples, three products for each but the first layer's, which needs none for its input.

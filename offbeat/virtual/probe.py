@@ -3,6 +3,7 @@ length and the model's size, and no further."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ class ProbeSite(ClockSite):
 
     def run(self, script: Script) -> BaseException | None:
         """Runs the script here until it has told what it would train. Returns what else it raised."""
-        outside, before = Ambient.of_process(), here()
+        outside, before, environment = Ambient.of_process(), here(), dict(os.environ)
         move_to(self)
         with script:
             self.ambient = ambient = script.ambient(0)
@@ -91,5 +92,7 @@ class ProbeSite(ClockSite):
                         self.loaded.append((name, file))
                 ambient.leave()
                 outside.enter()
+                os.environ.clear()
+                os.environ.update(environment)
                 move_to(before)
         return None
